@@ -1,0 +1,72 @@
+#include "cpu_features.h"
+
+#include <cstdint>
+
+#if defined(CHAIRLIFT_X86)
+#if defined(_MSC_VER)
+#include <immintrin.h>
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#endif
+
+namespace chairlift {
+
+#if defined(CHAIRLIFT_X86)
+namespace {
+
+struct Registers {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+Registers cpuid(uint32_t leaf, uint32_t subleaf) {
+  Registers r;
+#if defined(_MSC_VER)
+  int out[4];
+  __cpuidex(out, static_cast<int>(leaf), static_cast<int>(subleaf));
+  r.eax = out[0], r.ebx = out[1], r.ecx = out[2], r.edx = out[3];
+#else
+  if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) r = Registers();
+#endif
+  return r;
+}
+
+// XCR0: which register files the operating system saves on a context switch.
+uint64_t enabled_register_files() {
+#if defined(_MSC_VER)
+  return _xgetbv(0);
+#else
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+#endif
+}
+
+bool has_bits(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+
+}  // namespace
+
+CpuFeatures detect_cpu_features() {
+  constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kAvx = 1u << 28;          // 1.ecx
+  constexpr uint32_t kAvx2 = 1u << 5;                                                // 7.ebx
+  constexpr uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;  // 7.ebx
+  constexpr uint64_t kYmm = 0x6, kZmm = 0xe6;                                        // XCR0
+  CpuFeatures features;
+  const Registers basic = cpuid(1, 0);
+  if (!has_bits(basic.ecx, kFma | kOsxsave | kAvx)) return features;
+  const uint64_t files = enabled_register_files();
+  const Registers extended = cpuid(7, 0);
+  features.avx2_fma = has_bits(files, kYmm) && has_bits(extended.ebx, kAvx2);
+  features.avx512 =
+      features.avx2_fma && has_bits(files, kZmm) && has_bits(extended.ebx, kF | kDq | kBw | kVl);
+  return features;
+}
+
+#else
+
+CpuFeatures detect_cpu_features() { return CpuFeatures(); }
+
+#endif
+
+}  // namespace chairlift

@@ -1,0 +1,61 @@
+#include "dispatch.h"
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cpu_features.h"
+
+namespace chairlift {
+namespace {
+
+// Best first.
+std::vector<const KernelTable*> detect_tables() {
+  std::vector<const KernelTable*> tables;
+#if defined(CHAIRLIFT_X86)
+  const CpuFeatures features = detect_cpu_features();
+  if (features.avx512) tables.push_back(&kAvx512Kernels);
+  if (features.avx2_fma) tables.push_back(&kAvx2Kernels);
+#endif
+  tables.push_back(&kScalarKernels);
+  return tables;
+}
+
+const std::vector<const KernelTable*>& tables() {
+  static const std::vector<const KernelTable*> found = detect_tables();
+  return found;
+}
+
+std::atomic<const KernelTable*> chosen{nullptr};
+
+}  // namespace
+
+const KernelTable& kernels() {
+  const KernelTable* table = chosen.load(std::memory_order_acquire);
+  return table ? *table : *tables().front();
+}
+
+const KernelTable* find_kernels(const char* name) {
+  if (std::strcmp(name, "auto") == 0) return tables().front();
+  for (const KernelTable* table : tables()) {
+    if (std::strcmp(name, table->name) == 0) return table;
+  }
+  return nullptr;
+}
+
+void use_kernels(const KernelTable& table) { chosen.store(&table, std::memory_order_release); }
+
+const char* available_kernels() {
+  static const std::string names = [] {
+    std::string joined;
+    for (const KernelTable* table : tables()) {
+      if (!joined.empty()) joined += ",";
+      joined += table->name;
+    }
+    return joined;
+  }();
+  return names.c_str();
+}
+
+}  // namespace chairlift

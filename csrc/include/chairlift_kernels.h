@@ -1,0 +1,126 @@
+// The only public surface of the native kernels: plain C, pointers and integers.
+//
+// The library knows nothing of Python, requests or text.  Every function that can fail returns a
+// CHAIRLIFT_* status and leaves a one-line message for chairlift_last_error() of the same thread.
+// Batch invariance holds for every op: what is computed for a row depends on that row (and, for
+// attention, on its own sequence) only, to the last bit, whatever other rows and however many
+// threads take part.
+#ifndef CHAIRLIFT_KERNELS_H
+#define CHAIRLIFT_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#if defined(CHAIRLIFT_BUILD)
+#define CHAIRLIFT_API __declspec(dllexport)
+#else
+#define CHAIRLIFT_API __declspec(dllimport)
+#endif
+#else
+#define CHAIRLIFT_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CHAIRLIFT_ABI_VERSION 1
+
+#define CHAIRLIFT_OK 0
+#define CHAIRLIFT_INVALID_ARGUMENT 1
+#define CHAIRLIFT_UNSUPPORTED_ISA 2
+#define CHAIRLIFT_OUT_OF_MEMORY 3
+
+// Columns of a packed weight panel, the same for every instruction set.
+#define CHAIRLIFT_PANEL_WIDTH 32
+
+// -- the library ---------------------------------------------------------------------------------
+
+// CHAIRLIFT_ABI_VERSION of the built library; a caller written for another must not go on.
+CHAIRLIFT_API int32_t chairlift_abi_version(void);
+
+// Message of the last failure on the calling thread; "" if there was none.
+CHAIRLIFT_API const char* chairlift_last_error(void);
+
+// -- instruction sets ----------------------------------------------------------------------------
+
+// Names that this machine can run, best first, separated by commas: "avx512,avx2,scalar".
+CHAIRLIFT_API const char* chairlift_available_isas(void);
+
+// Name of the one in use.
+CHAIRLIFT_API const char* chairlift_isa(void);
+
+// Choose one for the whole process; "auto" is the best available.  Not while an op is running.
+CHAIRLIFT_API int32_t chairlift_set_isa(const char* name);
+
+// float32 multiply-adds per second that one thread reaches from registers, in units of 1e9.
+CHAIRLIFT_API double chairlift_measure_fma(void);
+
+// -- threads -------------------------------------------------------------------------------------
+
+typedef struct chairlift_pool chairlift_pool;
+
+// A pool of `num_threads`, the calling thread included.  Workers start with the first op, and
+// again in a child process after fork.  Several threads may share a pool; their ops take turns.
+CHAIRLIFT_API int32_t chairlift_pool_create(int32_t num_threads, chairlift_pool** pool);
+CHAIRLIFT_API void chairlift_pool_destroy(chairlift_pool* pool);
+
+// -- linear --------------------------------------------------------------------------------------
+
+// Floats in the packed form: panels [ceil(out / 32)][in][32], the last one padded with zeros.
+CHAIRLIFT_API int64_t chairlift_linear_f32_size(int64_t out_features, int64_t in_features);
+
+// Pack a row-major matrix [out_features, in_features].
+CHAIRLIFT_API int32_t chairlift_linear_f32_pack(chairlift_pool* pool, const float* weight,
+                                                int64_t out_features, int64_t in_features,
+                                                float* packed);
+
+// out[rows, out_features] = x[rows, in_features] W^T + bias.  All dense and row-major; `bias` may
+// be null.  Each output is one chain of multiply-adds in the order of in_features.
+CHAIRLIFT_API int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
+                                           const float* packed, const float* bias,
+                                           int64_t out_features, int64_t in_features, float* out);
+
+// -- paged attention -----------------------------------------------------------------------------
+
+// Strides count floats.  The cache is [num_blocks, ..., block_size, num_kv_heads, head_dim] with
+// dense heads; `kv_cache` points at the keys of block 0 of the layer in question.
+typedef struct chairlift_attention {
+  int64_t struct_size;  // sizeof(chairlift_attention), checked
+
+  const float* query;  // [num_tokens, num_heads, head_dim], dense
+  float* out;          // the same shape
+  const float* kv_cache;
+  int64_t block_stride;
+  int64_t value_offset;  // from a key to its value
+  int64_t token_stride;
+  int64_t num_blocks;
+
+  const int32_t* query_start;   // [num_sequences + 1]
+  const int32_t* context_lens;  // [num_sequences]
+  const int32_t* block_tables;  // [num_sequences, max_blocks]
+  const int32_t* positions;     // [num_tokens]; must end at context_lens - 1, without gaps
+
+  int64_t num_tokens;
+  int64_t num_sequences;
+  int64_t max_blocks;
+  int64_t block_size;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t sliding_window;  // 0: none
+  float scale;
+} chairlift_attention;
+
+// Causal attention of new tokens over their sequences' stored context (their own keys included).
+// Softmax runs online over groups of 16 positions, in order of position, so that a prompt computed
+// at once, in chunks or token by token gives equal bits.
+CHAIRLIFT_API int32_t chairlift_paged_attention_f32(chairlift_pool* pool,
+                                                    const chairlift_attention* task);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // CHAIRLIFT_KERNELS_H

@@ -1,0 +1,322 @@
+// Causal attention over paged keys and values: softmax online (Milakov & Gimelshein 2018), with the
+// query heads of a group and the rows of a tile sharing every load (FlashAttention, Dao et al.
+// 2022).
+//
+// A *query* is one head of one row.  Positions are walked in groups of sixteen that start at
+// multiples of sixteen, whatever the block size.  What a query computes in a group depends on its
+// own range of positions only, and groups come in order, so a query's result is the same to the bit
+// in any tile: that is what makes prefill, chunks and decode agree.
+//
+//   scratch | queries [Q][D] | sums [Q][P] | weights [Q][16] | keys [D][16] | values [16][P] |
+//   Q = rows * heads of the group, P = D rounded up to 16
+#pragma once
+
+#include <cmath>
+
+#include "../isa/kernel_table.h"
+#include "../vec.h"
+
+namespace chairlift {
+namespace {
+
+#if defined(CHAIRLIFT_VEC_AVX512)
+constexpr int kScoreQueries = 4, kScoreChains = 2;  // 8 accumulators
+constexpr int kSumQueries = 4, kSumVectors = 4;     // 16 accumulators
+#elif defined(CHAIRLIFT_VEC_AVX2)
+constexpr int kScoreQueries = 4, kScoreChains = 1;  // 8 registers
+constexpr int kSumQueries = 4, kSumVectors = 1;     // 8 registers
+#else
+constexpr int kScoreQueries = 2, kScoreChains = 1;
+constexpr int kSumQueries = 2, kSumVectors = 1;
+#endif
+
+constexpr float kMinusInfinity = -INFINITY;
+
+CHAIRLIFT_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+CHAIRLIFT_INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Running softmax of one query.  Lanes of `total` are summed only at the end.
+struct Softmax {
+  float largest;
+  float total[kLanes];
+};
+
+// Positions [begin, end) that a query sees.
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+CHAIRLIFT_INLINE Range visible(const chairlift_attention& task, int64_t position) {
+  const int64_t window = task.sliding_window;
+  return {window > 0 ? at_least(0, position + 1 - window) : 0, position + 1};
+}
+
+// Addresses of the keys of one group of sixteen positions.
+struct KeyGroup {
+  const float* key[kLanes];  // null outside the range that the tile reads
+};
+
+CHAIRLIFT_INLINE void locate_keys(const chairlift_attention& task, const AttentionTile& tile,
+                                  int64_t group_start, Range range, KeyGroup& group) {
+  const int32_t* table = task.block_tables + tile.sequence * task.max_blocks;
+  const float* head = task.kv_cache + tile.kv_head * task.head_dim;
+  int64_t block = group_start / task.block_size;
+  int64_t offset = group_start - block * task.block_size;
+  for (int j = 0; j < kLanes; ++j) {
+    const int64_t position = group_start + j;
+    const bool read = position >= range.begin && position < range.end;
+    group.key[j] =
+        read ? head + table[block] * task.block_stride + offset * task.token_stride : nullptr;
+    if (++offset == task.block_size) {
+      offset = 0;
+      ++block;
+    }
+  }
+}
+
+CHAIRLIFT_INLINE void prefetch_group(const KeyGroup& group, int64_t value_offset, int64_t dim) {
+  for (int j = 0; j < kLanes; ++j) {
+    if (!group.key[j]) continue;
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      prefetch(group.key[j] + i);
+      prefetch(group.key[j] + value_offset + i);
+    }
+  }
+}
+
+// scores[q][j] = (queries[q] . key j) * scale
+template <int QUERIES>
+CHAIRLIFT_INLINE void score_tile(const float* queries, const float* keys, int64_t dim, float scale,
+                                 float* scores) {
+  F16 sum[QUERIES][kScoreChains];
+  for (int q = 0; q < QUERIES; ++q) {
+    for (int c = 0; c < kScoreChains; ++c) sum[q][c] = F16::all(0.0f);
+  }
+  int64_t i = 0;
+  for (; i + kScoreChains <= dim; i += kScoreChains) {
+    for (int c = 0; c < kScoreChains; ++c) {
+      const F16 column = F16::load(keys + (i + c) * kLanes);
+      for (int q = 0; q < QUERIES; ++q) {
+        sum[q][c] = multiply_add(F16::all(queries[q * dim + i + c]), column, sum[q][c]);
+      }
+    }
+  }
+  for (; i < dim; ++i) {
+    const F16 column = F16::load(keys + i * kLanes);
+    for (int q = 0; q < QUERIES; ++q) {
+      sum[q][0] = multiply_add(F16::all(queries[q * dim + i]), column, sum[q][0]);
+    }
+  }
+  for (int q = 0; q < QUERIES; ++q) {
+    F16 score = sum[q][0];
+    for (int c = 1; c < kScoreChains; ++c) score = score + sum[q][c];
+    (score * F16::all(scale)).store(scores + q * kLanes);
+  }
+}
+
+// The `rest` queries, at most QUERIES, that fill no whole tile.
+template <int QUERIES>
+CHAIRLIFT_INLINE void score_rest(int64_t rest, const float* queries, const float* keys, int64_t dim,
+                                 float scale, float* scores) {
+  if constexpr (QUERIES > 0) {
+    if (rest == QUERIES) return score_tile<QUERIES>(queries, keys, dim, scale, scores);
+    score_rest<QUERIES - 1>(rest, queries, keys, dim, scale, scores);
+  }
+}
+
+// sums[q] += weights[q][j] * value j for j in [begin, end), in order
+template <int QUERIES, int VECTORS>
+CHAIRLIFT_INLINE void add_values_tile(const float* weights, const float* const* values,
+                                      int64_t column, int begin, int end, float* sums,
+                                      int64_t padded) {
+  F16 sum[QUERIES][VECTORS];
+  for (int q = 0; q < QUERIES; ++q) {
+    for (int v = 0; v < VECTORS; ++v) sum[q][v] = F16::load(sums + q * padded + v * kLanes);
+  }
+  for (int j = begin; j < end; ++j) {
+    F16 value[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) value[v] = F16::load(values[j] + column + v * kLanes);
+    for (int q = 0; q < QUERIES; ++q) {
+      const F16 weight = F16::all(weights[q * kLanes + j]);
+      for (int v = 0; v < VECTORS; ++v) sum[q][v] = multiply_add(weight, value[v], sum[q][v]);
+    }
+  }
+  for (int q = 0; q < QUERIES; ++q) {
+    for (int v = 0; v < VECTORS; ++v) sum[q][v].store(sums + q * padded + v * kLanes);
+  }
+}
+
+template <int QUERIES>
+CHAIRLIFT_INLINE void add_values(const float* weights, const float* const* values, int begin,
+                                 int end, float* sums, int64_t padded) {
+  int64_t i = 0;
+  for (; i + kSumVectors * kLanes <= padded; i += kSumVectors * kLanes) {
+    add_values_tile<QUERIES, kSumVectors>(weights, values, i, begin, end, sums + i, padded);
+  }
+  for (; i < padded; i += kLanes) {
+    add_values_tile<QUERIES, 1>(weights, values, i, begin, end, sums + i, padded);
+  }
+}
+
+// The `rest` queries, at most QUERIES, that fill no whole tile.
+template <int QUERIES>
+CHAIRLIFT_INLINE void add_rest(int64_t rest, const float* weights, const float* const* values,
+                               float* sums, int64_t padded) {
+  if constexpr (QUERIES > 0) {
+    if (rest == QUERIES) return add_values<QUERIES>(weights, values, 0, kLanes, sums, padded);
+    add_rest<QUERIES - 1>(rest, weights, values, sums, padded);
+  }
+}
+
+// Turns 16 scores into weights relative to the query's running maximum, and rescales what the query
+// has summed so far if that maximum grew.  Lanes outside [begin, end) get weight 0.
+CHAIRLIFT_INLINE void update_softmax(Softmax& softmax, float* scores, int begin, int end,
+                                     float* sums, int64_t padded) {
+  for (int j = 0; j < begin; ++j) scores[j] = kMinusInfinity;
+  for (int j = end; j < kLanes; ++j) scores[j] = kMinusInfinity;
+  const F16 score = F16::load(scores);
+  const float largest = largest_lane(score);
+  F16 total = F16::load(softmax.total);
+  if (largest > softmax.largest) {
+    const F16 factor = exp_negative(F16::all(softmax.largest) - F16::all(largest));
+    softmax.largest = largest;
+    total = total * factor;
+    for (int64_t i = 0; i < padded; i += kLanes) (F16::load(sums + i) * factor).store(sums + i);
+  }
+  const F16 weight = exp_negative(score - F16::all(softmax.largest));
+  weight.store(scores);
+  (total + weight).store(softmax.total);
+}
+
+struct TileScratch {
+  float* queries;
+  float* sums;
+  float* weights;
+  float* keys;
+  float* values;
+  Softmax* softmax;
+};
+
+// All queries of the tile against one group of positions.
+CHAIRLIFT_INLINE void attend_group(const chairlift_attention& task, const AttentionTile& tile,
+                                   const TileScratch& scratch, const KeyGroup& group,
+                                   int64_t group_start, int64_t heads, int64_t padded) {
+  const int64_t dim = task.head_dim;
+  // Rows of the tile that see any of these positions: consecutive, since both ends of a row's range
+  // move on from row to row.
+  int64_t first = 0, last = tile.num_rows;
+  while (first < last && visible(task, tile.first_position + first).end <= group_start) ++first;
+  while (first < last &&
+         visible(task, tile.first_position + last - 1).begin >= group_start + kLanes) {
+    --last;
+  }
+  if (first == last) return;
+
+  // Lanes that no row may read get key zero; their scores are masked, their values skipped.
+  const float* key[kLanes];
+  const float* value[kLanes];
+  for (int64_t i = 0; i < dim; ++i) scratch.values[i] = 0.0f;
+  for (int j = 0; j < kLanes; ++j) {
+    key[j] = group.key[j] ? group.key[j] : scratch.values;
+    value[j] = group.key[j] ? group.key[j] + task.value_offset : nullptr;
+  }
+  transpose_rows(key, dim, scratch.keys);
+  if (padded != dim) {
+    for (int j = 0; j < kLanes; ++j) {
+      if (!value[j]) continue;
+      float* copy = scratch.values + j * padded;
+      for (int64_t i = 0; i < padded; ++i) copy[i] = i < dim ? value[j][i] : 0.0f;
+      value[j] = copy;
+    }
+  }
+
+  const int64_t end_query = last * heads;
+  int64_t q = first * heads;
+  for (; q + kScoreQueries <= end_query; q += kScoreQueries) {
+    score_tile<kScoreQueries>(scratch.queries + q * dim, scratch.keys, dim, task.scale,
+                              scratch.weights + q * kLanes);
+  }
+  score_rest<kScoreQueries - 1>(end_query - q, scratch.queries + q * dim, scratch.keys, dim,
+                                task.scale, scratch.weights + q * kLanes);
+
+  // Rows that see all sixteen positions are summed together, the others row by row.
+  int64_t whole_begin = end_query, whole_end = first * heads;
+  for (int64_t row = first; row < last; ++row) {
+    const Range range = visible(task, tile.first_position + row);
+    const int begin = static_cast<int>(at_least(range.begin - group_start, 0));
+    const int end = static_cast<int>(at_most(range.end - group_start, kLanes));
+    const bool whole = begin == 0 && end == kLanes;
+    for (int64_t i = row * heads; i < (row + 1) * heads; ++i) {
+      update_softmax(scratch.softmax[i], scratch.weights + i * kLanes, begin, end,
+                     scratch.sums + i * padded, padded);
+      if (whole) continue;
+      add_values<1>(scratch.weights + i * kLanes, value, begin, end, scratch.sums + i * padded,
+                    padded);
+    }
+    if (!whole) continue;
+    whole_begin = at_most(whole_begin, row * heads);
+    whole_end = (row + 1) * heads;
+  }
+  q = whole_begin;
+  for (; q + kSumQueries <= whole_end; q += kSumQueries) {
+    add_values<kSumQueries>(scratch.weights + q * kLanes, value, 0, kLanes,
+                            scratch.sums + q * padded, padded);
+  }
+  add_rest<kSumQueries - 1>(whole_end - q, scratch.weights + q * kLanes, value,
+                            scratch.sums + q * padded, padded);
+}
+
+TileScratch lay_out(float* memory, int64_t num_queries, int64_t dim, int64_t padded) {
+  TileScratch scratch;
+  scratch.sums = memory;
+  scratch.weights = scratch.sums + num_queries * padded;
+  scratch.keys = scratch.weights + num_queries * kLanes;
+  scratch.values = scratch.keys + dim * kLanes;
+  scratch.queries = scratch.values + kLanes * padded;
+  scratch.softmax = reinterpret_cast<Softmax*>(scratch.queries + num_queries * dim);
+  return scratch;
+}
+
+void paged_attention(const chairlift_attention& task, const AttentionTile& tile, float* memory) {
+  const int64_t dim = task.head_dim;
+  const int64_t padded = (dim + kLanes - 1) / kLanes * kLanes;
+  const int64_t heads = task.num_heads / task.num_kv_heads;
+  const int64_t num_queries = tile.num_rows * heads;
+  const TileScratch scratch = lay_out(memory, num_queries, dim, padded);
+  const int64_t row_stride = task.num_heads * dim;
+  const int64_t tile_start = tile.first_row * row_stride + tile.kv_head * heads * dim;
+
+  for (int64_t row = 0; row < tile.num_rows; ++row) {
+    const float* query = task.query + tile_start + row * row_stride;
+    for (int64_t i = 0; i < heads * dim; ++i) scratch.queries[row * heads * dim + i] = query[i];
+  }
+  for (int64_t i = 0; i < num_queries * padded; ++i) scratch.sums[i] = 0.0f;
+  for (int64_t q = 0; q < num_queries; ++q) {
+    scratch.softmax[q].largest = kMinusInfinity;
+    for (int j = 0; j < kLanes; ++j) scratch.softmax[q].total[j] = 0.0f;
+  }
+
+  const Range range = {visible(task, tile.first_position).begin,
+                       visible(task, tile.first_position + tile.num_rows - 1).end};
+  int64_t start = range.begin / kLanes * kLanes;
+  KeyGroup group, next;
+  locate_keys(task, tile, start, range, group);
+  for (; start < range.end; start += kLanes) {
+    if (start + kLanes < range.end) {
+      locate_keys(task, tile, start + kLanes, range, next);
+      prefetch_group(next, task.value_offset, dim);
+    }
+    attend_group(task, tile, scratch, group, start, heads, padded);
+    group = next;
+  }
+
+  for (int64_t q = 0; q < num_queries; ++q) {
+    const float total = sum_lanes(F16::load(scratch.softmax[q].total));
+    float* out = task.out + tile_start + q / heads * row_stride + q % heads * dim;
+    for (int64_t i = 0; i < dim; ++i) out[i] = scratch.sums[q * padded + i] / total;
+  }
+}
+
+}  // namespace
+}  // namespace chairlift

@@ -1,0 +1,225 @@
+#include "threads.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(_WIN32)
+#include <process.h>
+#else
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+#endif
+
+#if defined(CHAIRLIFT_X86)
+#include <immintrin.h>
+#endif
+
+namespace chairlift {
+namespace {
+
+// How long an idle worker stays awake for the next op of the same step before it sleeps.
+constexpr std::chrono::microseconds kSpin{50};
+
+void pause() {
+#if defined(CHAIRLIFT_X86)
+  _mm_pause();
+#elif defined(__aarch64__) && defined(__GNUC__)
+  __asm__ volatile("yield");
+#endif
+}
+
+int64_t current_process() {
+#if defined(_WIN32)
+  return _getpid();
+#else
+  return getpid();
+#endif
+}
+
+// Spins until `ready` or until kSpin has passed.
+template <typename Ready>
+bool spin_until(const Ready& ready) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return ready();
+}
+
+// Signals belong to the threads of the host program: workers are born with all of them blocked.
+class BlockSignals {
+ public:
+#if defined(_WIN32)
+  BlockSignals() {}
+#else
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+#endif
+};
+
+}  // namespace
+
+// A job is (work, context, num_items), published by a new generation in the upper half of
+// `ticket_`; the lower half counts claimed items.  A claim is a compare-and-swap on both.  The
+// fields change only while the ticket is closed, so a worker that slept through a job can neither
+// claim from the next one with the old fields nor from the old one with the new fields.
+struct ThreadPool::Team {
+  explicit Team(int num_workers) {
+    BlockSignals block;
+    workers_.reserve(num_workers);
+    for (int i = 0; i < num_workers; ++i) {
+      try {
+        workers_.emplace_back([this] { work_until_stopped(); });
+      } catch (const std::exception&) {
+        break;  // fewer workers compute the same results
+      }
+    }
+  }
+
+  ~Team() {
+    {
+      std::lock_guard<std::mutex> lock(sleep_mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  void run(int64_t num_items, Work work, const void* context) {
+    std::lock_guard<std::mutex> turn(turn_mutex_);
+    const uint64_t generation = ticket_.load(std::memory_order_relaxed) >> 32;
+    ticket_.store(((generation + 1) << 32) | kClosed, std::memory_order_release);
+    work_.store(work, std::memory_order_release);
+    context_.store(context, std::memory_order_release);
+    num_items_.store(static_cast<uint32_t>(num_items), std::memory_order_release);
+    num_done_.store(0, std::memory_order_relaxed);
+    ticket_.store((generation + 2) << 32, std::memory_order_seq_cst);
+    if (num_sleepers_.load(std::memory_order_seq_cst) > 0) {
+      {
+        std::lock_guard<std::mutex> lock(sleep_mutex_);
+      }
+      wake_.notify_all();
+    }
+    claim_and_work();
+    const auto done = [&] { return num_done_.load(std::memory_order_acquire) == num_items; };
+    if (!spin_until(done)) {
+      while (!done()) std::this_thread::yield();  // give a pre-empted worker its core back
+    }
+  }
+
+ private:
+  static constexpr uint64_t kClosed = 0xffffffff;  // an item number that no job reaches
+
+  uint32_t generation() const {
+    return static_cast<uint32_t>(ticket_.load(std::memory_order_seq_cst) >> 32);
+  }
+
+  void claim_and_work() {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while (true) {
+      const Work work = work_.load(std::memory_order_acquire);
+      const void* context = context_.load(std::memory_order_acquire);
+      const uint32_t item = static_cast<uint32_t>(ticket);
+      if (item >= num_items_.load(std::memory_order_acquire)) return;
+      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
+                                         std::memory_order_acquire)) {
+        continue;
+      }
+      work(context, item);
+      num_done_.fetch_add(1, std::memory_order_release);
+      ticket = ticket_.load(std::memory_order_acquire);
+    }
+  }
+
+  void work_until_stopped() {
+    uint32_t seen = 0;
+    while (true) {
+      const auto has_job = [&] { return generation() != seen; };
+      if (!spin_until(has_job)) {
+        std::unique_lock<std::mutex> lock(sleep_mutex_);
+        num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        wake_.wait(lock, [&] { return stop_ || has_job(); });
+        num_sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+        if (stop_) return;
+      }
+      seen = generation();
+      claim_and_work();
+    }
+  }
+
+  std::mutex turn_mutex_;
+  std::atomic<Work> work_{nullptr};
+  std::atomic<const void*> context_{nullptr};
+  std::atomic<uint32_t> num_items_{0};
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<uint32_t> num_done_{0};
+
+  alignas(64) std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> num_sleepers_{0};
+  bool stop_ = false;
+  std::vector<std::thread> workers_;
+};
+
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {}
+
+ThreadPool::~ThreadPool() {
+  // In a child of fork the workers do not exist: joining them would wait for ever.
+  if (team_ && owner_ == current_process()) delete team_;
+}
+
+ThreadPool::Team& ThreadPool::team() {
+  static std::mutex start_mutex;
+  std::lock_guard<std::mutex> lock(start_mutex);
+  if (!team_ || owner_ != current_process()) {
+    team_ = new Team(num_threads_ - 1);  // the parent's team, if any, is not ours to free
+    owner_ = current_process();
+  }
+  return *team_;
+}
+
+void ThreadPool::run(int64_t num_items, Work work, const void* context) {
+  if (num_threads_ == 1 || num_items == 1) {
+    for (int64_t item = 0; item < num_items; ++item) work(context, item);
+    return;
+  }
+  if (num_items > 0) team().run(num_items, work, context);
+}
+
+float* thread_scratch(size_t num_floats) {
+  struct Scratch {
+    std::unique_ptr<unsigned char[]> memory;
+    size_t num_floats = 0;
+  };
+  constexpr size_t kAlignment = 64;
+  static thread_local Scratch scratch;
+  if (scratch.num_floats < num_floats) {
+    scratch.memory.reset();
+    scratch.num_floats = 0;
+    scratch.memory.reset(new (std::nothrow) unsigned char[num_floats * sizeof(float) + kAlignment]);
+    if (!scratch.memory) return nullptr;
+    scratch.num_floats = num_floats;
+  }
+  const uintptr_t address = reinterpret_cast<uintptr_t>(scratch.memory.get());
+  return reinterpret_cast<float*>((address + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+}  // namespace chairlift

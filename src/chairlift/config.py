@@ -1,0 +1,196 @@
+"""Every option of the engine: what was asked, in the names that vLLM's users know.
+
+`EngineConfig` is what the user said; None means "decide for me".  What was decided, with reasons,
+is a `ResolvedConfig` (engine/resolved_config.py).  Neither ever changes.  The docstring under a
+field is its help text on the command line and in the documentation.
+
+| environment variable | meaning |
+| --- | --- |
+| CHAIRLIFT_CACHE | folder for downloaded models |
+| CHAIRLIFT_ISA | force the native kernels to one instruction set: scalar, avx2, avx512 |
+| CHAIRLIFT_LIBRARY | path of the native kernel library, for runs from a source tree |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from chairlift.errors import ConfigError
+
+BatchingPolicyName = Literal["continuous", "dynamic", "static"]
+PrefillPolicyName = Literal["chunked", "separated"]
+SchedulingPolicyName = Literal["fcfs", "priority"]
+PreemptionModeName = Literal["auto", "recompute", "swap"]
+KernelsName = Literal["auto", "native", "reference"]
+PresetName = Literal["latency", "throughput"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What the scheduler must know: integers and names."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 512
+    batching_policy: BatchingPolicyName = "continuous"
+    prefill_policy: PrefillPolicyName = "chunked"
+    scheduling_policy: SchedulingPolicyName = "fcfs"
+    preemption_mode: PreemptionModeName = "auto"
+    static_batch_size: int = 32
+    batch_wait_ms: float = 50.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the user asked for.  Raises `ConfigError`, naming the field, on a bad value."""
+
+    model: str = "smollm2"
+    """A name (smollm2), a GGUF file, a folder, or a hub id: org/name or org/name:Q4_K_M."""
+    max_model_len: int | None = None
+    """Longest prompt plus output, in tokens.  Default: what model and memory allow."""
+    max_num_seqs: int = 256
+    """Requests that may run at once."""
+    max_num_batched_tokens: int | None = None
+    """Tokens computed in one step at most.  Default: 512 on a CPU."""
+    block_size: int = 16
+    """Tokens per block of the KV cache."""
+    gpu_memory_utilization: float | None = None
+    """Share of the machine's memory (inside its limits) for weights and KV cache; the name is
+    kept for the sake of habit.  Default: the KV cache takes at most half of what is free."""
+    kv_cache_memory: int | str | None = None
+    """Memory for the KV cache: bytes, or a text such as 2GiB."""
+    swap_space: float = 4.0
+    """GiB for keys and values of preempted requests; reserved, and used only when needed."""
+    swap_path: str | None = None
+    """Folder for a swap file.  Without it, swap space is taken from memory, where it is no more
+    than a bigger pool."""
+    enable_prefix_caching: bool = True
+    """Reuse the keys and values of shared prefixes."""
+    enable_chunked_prefill: bool | None = None
+    """False is prefill_policy=separated."""
+    preemption_mode: PreemptionModeName = "auto"
+    """How memory is taken back: recompute, swap, or what is estimated cheaper."""
+    batching_policy: BatchingPolicyName = "continuous"
+    """When requests get on and off: continuous, dynamic or static."""
+    prefill_policy: PrefillPolicyName | None = None
+    """chunked: prompts ride along in pieces; separated: a step is all prefill or all decode."""
+    scheduling_policy: SchedulingPolicyName = "fcfs"
+    """fcfs, or priority: lower numbers first, and they may interrupt higher ones."""
+    static_batch_size: int = 32
+    """Requests that form a static batch."""
+    batch_wait_ms: float = 50.0
+    """How long a dynamic or static batch waits to fill up."""
+    preset: PresetName | None = None
+    """latency (16 requests, 2048 tokens a step) or throughput (256 and 8192); single options
+    given beside it win."""
+    seed: int | None = None
+    """Makes requests without a seed of their own repeatable."""
+    threads: int | None = None
+    """Threads for all computing.  Default: the cores of this process's affinity and quota."""
+    kernels: KernelsName = "auto"
+    """native, reference (numpy), or what the machine has."""
+    tensor_parallel_size: int = 1
+    """Devices to split the model over; only 1 for now."""
+    enforce_eager: bool = False
+    """Kept for the sake of habit; there are no graphs to switch off on a CPU."""
+    trace: str | None = None
+    """File that gets one JSON line per step."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_batched_tokens", "threads"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 1)
+        for name in ("max_num_seqs", "static_batch_size"):
+            _integer(name, getattr(self, name), 1)
+        _integer("block_size", self.block_size, 1, 256)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, 2**63 - 1)
+        if self.gpu_memory_utilization is not None:
+            _number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
+        _number("swap_space", self.swap_space, 0.0, 2.0**20)
+        _number("batch_wait_ms", self.batch_wait_ms, 0.0, 3.6e6)
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in get_args(choices):
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}",
+                    field=name,
+                )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size must be 1, got {self.tensor_parallel_size!r}: splitting a"
+                " model over devices is not supported yet",
+                field="tensor_parallel_size",
+            )
+        if self.max_num_batched_tokens is not None and (
+            self.max_num_batched_tokens < self.max_num_seqs
+        ):
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
+                f" max_num_seqs ({self.max_num_seqs}): each running request needs one token a step",
+                field="max_num_batched_tokens",
+            )
+        if self.enable_chunked_prefill is not None and self.prefill_policy is not None:
+            asked = "chunked" if self.enable_chunked_prefill else "separated"
+            if asked != self.prefill_policy:
+                raise ConfigError(
+                    f"enable_chunked_prefill={self.enable_chunked_prefill} contradicts"
+                    f" prefill_policy={self.prefill_policy}",
+                    field="enable_chunked_prefill",
+                )
+        if self.kv_cache_memory is not None:
+            parse_bytes(self.kv_cache_memory, field="kv_cache_memory")
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        return tuple(item.name for item in fields(cls))
+
+
+_CHOICES = {
+    "preemption_mode": PreemptionModeName,
+    "batching_policy": BatchingPolicyName,
+    "prefill_policy": PrefillPolicyName,
+    "scheduling_policy": SchedulingPolicyName,
+    "kernels": KernelsName,
+    "preset": PresetName,
+}
+
+_UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3}
+_UNITS |= {"gb": 1000**3, "tb": 1000**4, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
+
+
+def parse_bytes(value: int | str, *, field: str) -> int:
+    """Bytes from an integer or a text such as "512MiB" or "2 GB".  At least 1."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = text[len(number) :].strip()
+        try:
+            value = int(float(number) * _UNITS[unit])
+        except (ValueError, KeyError, OverflowError):
+            raise ConfigError(
+                f"{field} must be a number of bytes or a text such as 2GiB, got {value!r}",
+                field=field,
+            ) from None
+    return _integer(field, value, 1)
+
+
+def _integer(name: str, value: object, low: int, high: int = 2**62) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, got {value!r}", field=name)
+    if not low <= value <= high:
+        limit = f"at least {low}" if high == 2**62 else f"between {low} and {high}"
+        raise ConfigError(f"{name} must be {limit}, got {value}", field=name)
+    return value
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a number, got {value!r}", field=name)
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must be between {low:g} and {high:g}, got {value:g}", field=name)
+    return float(value)

@@ -1,0 +1,149 @@
+"""The synchronous engine: requests in, `RequestOutput`s out, one step at a time.
+
+Joins the edges (text) with the core (integers).  Not thread-safe: `AsyncEngine` gives it a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from chairlift.clock import Clock, WallClock
+from chairlift.config import EngineConfig
+from chairlift.core.engine_core import EngineCore
+from chairlift.core.kv_cache_manager import KVCacheManager
+from chairlift.core.scheduler import Scheduler
+from chairlift.engine.input_processor import InputProcessor, ProcessedInput, Prompt
+from chairlift.engine.loaded_model import LoadedModel, load_model
+from chairlift.engine.output_processor import OutputProcessor
+from chairlift.engine.step_log import StepLog
+from chairlift.errors import RequestError
+from chairlift.outputs import RequestOutput
+from chairlift.sampling_params import SamplingParams
+
+logger = logging.getLogger("chairlift")
+
+
+class Engine:
+    """One loaded model with its queue."""
+
+    def __init__(self, model: LoadedModel, asked: EngineConfig, clock: Clock | None = None) -> None:
+        self.model = model
+        self.config = asked
+        self.clock = clock or WallClock()
+        memory = model.resolved.memory
+        kv_cache_manager = KVCacheManager(
+            memory.num_blocks,
+            memory.block_size,
+            enable_prefix_caching=model.resolved.enable_prefix_caching,
+            num_swap_blocks=memory.num_swap_blocks,
+        )
+        self.scheduler = Scheduler(model.resolved.scheduler, kv_cache_manager, model.cost)
+        self.core = EngineCore(self.scheduler, model.runner, self.clock)
+        self.input_processor = InputProcessor(
+            model.tokenizer,
+            vocab_size=model.config.vocab_size,
+            max_model_len=memory.max_model_len,
+            defaults=model.defaults.sampling_params(),
+            seed=asked.seed,
+        )
+        self._output_processor = OutputProcessor(model.tokenizer, self.scheduler)
+        self._step_log = None if asked.trace is None else StepLog(asked.trace)
+        if self._step_log is not None:
+            self.core.recorder.listen(self._step_log.write)
+
+    @classmethod
+    def from_config(
+        cls,
+        asked: EngineConfig,
+        *,
+        clock: Clock | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        show_download: bool = False,
+    ) -> Engine:
+        """Load the model that `asked` names.  Raises a `ChairliftError`."""
+        return cls(load_model(asked, progress=progress, show_download=show_download), asked, clock)
+
+    def process_input(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> ProcessedInput:
+        """Check and tokenize a request without queueing it.  May run in any thread."""
+        return self.input_processor.process(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            arrival_time=self.clock.now(),
+            cache_salt=cache_salt,
+        )
+
+    def add(self, request: ProcessedInput, *, is_streaming: bool = True) -> str:
+        """Queue a processed request; returns its id.  Raises `RequestError` if it cannot fit.
+
+        Without streaming only the finished output is handed over.
+        """
+        if request.request_id in self._output_processor:
+            raise RequestError(
+                f"request id {request.request_id!r} is in use", field="request_id"
+            )
+        for child in request.children:
+            try:
+                self.core.add_request(child)
+            except RequestError:
+                for added in request.children:
+                    if added is not child:
+                        self.core.abort(added.request_id)
+                raise
+        self._output_processor.add(request, is_streaming=is_streaming)
+        return request.request_id
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        is_streaming: bool = True,
+    ) -> str:
+        """Check, tokenize and queue; returns the request's id.  Raises `RequestError`."""
+        request = self.process_input(
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+        return self.add(request, is_streaming=is_streaming)
+
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End a request now and free everything it holds; returns its last output, if it lived."""
+        updates = []
+        for child in self._output_processor.child_ids(request_id):
+            update = self.core.abort(child)
+            if update is not None:
+                updates.append(update)
+        return self._output_processor.process(updates, self.clock.now())
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return len(self._output_processor) > 0 or self.core.has_work
+
+    def step(self) -> list[RequestOutput]:
+        """One step of the engine; returns what callers should see.
+
+        With nothing to compute but a waiting window open, sleeps until it ends.
+        """
+        idle_s = self.core.idle_s()
+        if idle_s:
+            self.clock.sleep(idle_s)
+        updates = self.core.step()
+        return self._output_processor.process(updates, self.clock.now())
+
+    def close(self) -> None:
+        """Close the step trace."""
+        if self._step_log is not None:
+            self._step_log.close()

@@ -1,0 +1,130 @@
+"""Opens a model and puts it behind an executor: checkpoint, tokenizer, kernels, memory, runner.
+
+The memory plan comes before the weights: a setting that does not fit is an error in milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chairlift.config import EngineConfig
+from chairlift.core.preemption_cost import PreemptionCost
+from chairlift.engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from chairlift.engine.resolved_config import ResolvedConfig, resolve_config
+from chairlift.kernels.registry import create_kernels
+from chairlift.machine import inspect_machine
+from chairlift.models.decoder import load_decoder
+from chairlift.models.model_config import ModelConfig
+from chairlift.models.registry import read_model_config
+from chairlift.runner.kv_cache import KVCache
+from chairlift.runner.model_runner import ModelRunner
+from chairlift.tokenizer.chat_template import ChatTemplate
+from chairlift.tokenizer.tokenizer import Tokenizer
+from chairlift.weights.checkpoint import Checkpoint, open_checkpoint
+from chairlift.weights.model_source import resolve_model
+
+logger = logging.getLogger("chairlift")
+
+_PROBE_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """Everything that was opened for one engine."""
+
+    path: Path
+    name: str
+    config: ModelConfig
+    resolved: ResolvedConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    defaults: GenerationDefaults
+    runner: ModelRunner
+    cost: PreemptionCost
+
+
+def load_model(
+    asked: EngineConfig,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    show_download: bool = False,
+) -> LoadedModel:
+    """Find, plan, load.  Raises a `ChairliftError` whose message is one line."""
+    path = resolve_model(asked.model, progress=show_download)
+    with open_checkpoint(path) as checkpoint:
+        config = read_model_config(checkpoint.kind, checkpoint.metadata)
+        defaults = read_generation_defaults(checkpoint.kind, checkpoint.metadata)
+        tokenizer = _open_tokenizer(checkpoint, defaults)
+        tokenizer.check_vocab_size(config.vocab_size)
+        resolved = resolve_config(
+            asked, config, inspect_machine(), weights_bytes=_weights_bytes(checkpoint)
+        )
+        for reason in resolved.reasons:
+            logger.info("%s", reason)
+        kernels = create_kernels(asked.kernels, resolved.num_threads)
+        decoder = load_decoder(
+            config,
+            checkpoint,
+            kernels,
+            max_position=resolved.memory.max_model_len,
+            progress=progress,
+        )
+    memory = resolved.memory
+    kv_cache = KVCache(
+        config,
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        num_swap_blocks=memory.num_swap_blocks,
+        swap_path=asked.swap_path,
+    )
+    runner = ModelRunner(decoder, kv_cache, memory.block_size)
+    return LoadedModel(
+        path=path,
+        name=asked.model,
+        config=config,
+        resolved=resolved,
+        tokenizer=tokenizer,
+        chat_template=_chat_template(tokenizer),
+        defaults=defaults,
+        runner=runner,
+        cost=_measure_cost(runner, kv_cache, memory.num_swap_blocks),
+    )
+
+
+def _open_tokenizer(checkpoint: Checkpoint, defaults: GenerationDefaults) -> Tokenizer:
+    if checkpoint.kind == "gguf":
+        return Tokenizer.from_gguf(checkpoint.metadata, eos_ids=defaults.eos_ids)
+    return Tokenizer.from_huggingface(checkpoint.path, eos_ids=defaults.eos_ids)
+
+
+def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    if not tokenizer.chat_template:
+        return None
+    return ChatTemplate(
+        tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+    )
+
+
+def _weights_bytes(checkpoint: Checkpoint) -> int:
+    """float32 weights as they will lie in memory: a tied head is packed a second time."""
+    names: Mapping[str, Any] = dict.fromkeys(checkpoint.names())
+    tied = 0
+    if "output.weight" not in names and "token_embd.weight" in names:
+        rows, columns = checkpoint.shape("token_embd.weight")
+        tied = 4 * rows * columns
+    return checkpoint.num_bytes + tied
+
+
+def _measure_cost(runner: ModelRunner, kv_cache: KVCache, num_swap_blocks: int) -> PreemptionCost:
+    """First rates for choosing between swap and recompute, from a few milliseconds of work."""
+    cost = PreemptionCost(prefill_s_per_token=runner.measure_prefill())
+    count = min(_PROBE_BLOCKS, num_swap_blocks, kv_cache.blocks.shape[0])
+    if count:
+        pairs = [(block, block) for block in range(count)]
+        cost.swap_out_s_per_block = kv_cache.swap_out(pairs) / count
+        cost.swap_in_s_per_block = kv_cache.swap_in(pairs) / count
+    return cost

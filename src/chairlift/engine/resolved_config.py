@@ -1,0 +1,110 @@
+"""What was decided from what was asked, each value with its reason.  Logged at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.errors import ConfigError
+from chairlift.machine import Machine
+from chairlift.models.model_config import ModelConfig
+from chairlift.runner.memory import MemoryPlan, plan_memory
+
+_CPU_BATCHED_TOKENS = 512
+_PRESETS = {"latency": (16, 2048), "throughput": (256, 8192)}
+_DEFAULT_MAX_NUM_SEQS = EngineConfig().max_num_seqs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """Every decided value.  `reasons` are lines for a person."""
+
+    scheduler: SchedulerConfig
+    memory: MemoryPlan
+    num_threads: int
+    enable_prefix_caching: bool
+    reasons: tuple[str, ...]
+
+
+def resolve_config(
+    asked: EngineConfig,
+    model: ModelConfig,
+    machine: Machine,
+    *,
+    weights_bytes: int,
+) -> ResolvedConfig:
+    """Decide.  Raises `ConfigError` with the setting that would fit."""
+    max_num_seqs, max_num_batched_tokens, tokens_reason = _step_limits(asked)
+    if max_num_batched_tokens < max_num_seqs:
+        raise ConfigError(
+            f"max_num_seqs ({max_num_seqs}) must not exceed max_num_batched_tokens"
+            f" ({max_num_batched_tokens}): each running request needs one token a step",
+            field="max_num_seqs",
+        )
+    memory = plan_memory(
+        asked,
+        model,
+        machine,
+        weights_bytes=weights_bytes,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    )
+    prefill_policy = asked.prefill_policy or (
+        "separated" if asked.enable_chunked_prefill is False else "chunked"
+    )
+    num_threads = asked.threads or machine.num_cpus
+    scheduler = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        batching_policy=asked.batching_policy,
+        prefill_policy=prefill_policy,
+        scheduling_policy=asked.scheduling_policy,
+        preemption_mode=asked.preemption_mode,
+        static_batch_size=asked.static_batch_size,
+        batch_wait_ms=asked.batch_wait_ms,
+    )
+    reasons = (
+        *memory.describe(),
+        f"steps of at most {max_num_batched_tokens} tokens ({tokens_reason}) for at most"
+        f" {max_num_seqs} requests",
+        f"batching {asked.batching_policy}, prefill {prefill_policy}, order"
+        f" {asked.scheduling_policy}, preemption {asked.preemption_mode}, prefix caching"
+        f" {'on' if asked.enable_prefix_caching else 'off'}",
+        f"{num_threads} threads"
+        f" ({'threads' if asked.threads else 'cores inside affinity and quota'})",
+        *_without_effect(asked, memory),
+    )
+    return ResolvedConfig(
+        scheduler=scheduler,
+        memory=memory,
+        num_threads=num_threads,
+        enable_prefix_caching=asked.enable_prefix_caching,
+        reasons=reasons,
+    )
+
+
+def _step_limits(asked: EngineConfig) -> tuple[int, int, str]:
+    """max_num_seqs, max_num_batched_tokens, and where the latter comes from."""
+    if asked.preset is None:
+        tokens = asked.max_num_batched_tokens
+        if tokens is not None:
+            return asked.max_num_seqs, tokens, "max_num_batched_tokens"
+        return asked.max_num_seqs, max(_CPU_BATCHED_TOKENS, asked.max_num_seqs), "CPU default"
+    seqs, tokens = _PRESETS[asked.preset]
+    if asked.max_num_seqs != _DEFAULT_MAX_NUM_SEQS:
+        seqs = asked.max_num_seqs
+    return seqs, asked.max_num_batched_tokens or tokens, f"preset {asked.preset}"
+
+
+def _without_effect(asked: EngineConfig, memory: MemoryPlan) -> list[str]:
+    """An option that changes nothing says so."""
+    notes = []
+    if asked.enforce_eager:
+        notes.append("enforce_eager has no effect: a CPU has no graphs to switch off")
+    if asked.preemption_mode == "swap" and memory.num_swap_blocks == 0:
+        notes.append(f"preemption_mode=swap has no effect: no swap space ({memory.swap_reason})")
+    if asked.batching_policy != "static" and asked.static_batch_size != 32:
+        notes.append("static_batch_size has no effect: batching_policy is not static")
+    if asked.batching_policy == "continuous" and asked.batch_wait_ms != 50.0:
+        notes.append("batch_wait_ms has no effect: batching_policy is continuous")
+    return notes

@@ -1,0 +1,1 @@
+"""Numerical backends behind one interface.  Knows arrays, nothing of requests or text."""

@@ -1,0 +1,27 @@
+"""Arrays that start on a cache line, so that no result can depend on where an array lies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chairlift.kernels.interface import FloatArray
+
+ALIGNMENT_BYTES = 64
+FLOATS_PER_LINE = ALIGNMENT_BYTES // 4
+
+
+def aligned_empty(*shape: int) -> FloatArray:
+    """An uninitialised C-contiguous float32 array whose first byte is on a cache line."""
+    num_floats = int(np.prod(shape))
+    buffer = np.empty(num_floats + FLOATS_PER_LINE, np.float32)
+    skip = (-buffer.ctypes.data % ALIGNMENT_BYTES) // 4
+    return buffer[skip : skip + num_floats].reshape(shape)
+
+
+def aligned_rows(x: FloatArray) -> FloatArray:
+    """A copy of [T, K] in which every row starts on a cache line; a view [T, K] of it."""
+    num_rows, width = x.shape
+    stride = -(-width // FLOATS_PER_LINE) * FLOATS_PER_LINE
+    rows = aligned_empty(num_rows, stride)[:, :width]
+    rows[:] = x
+    return rows

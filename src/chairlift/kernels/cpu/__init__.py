@@ -1,0 +1,1 @@
+"""The native library: how it is found, and the backend bound to it."""

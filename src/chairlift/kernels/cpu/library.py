@@ -1,0 +1,196 @@
+"""Find, load and check the native library.  Knows its C signatures; computes nothing.
+
+Places searched, in this order, and the first that exists must load:
+
+1. the file that the environment variable `CHAIRLIFT_LIBRARY` names,
+2. next to this file, where an installed wheel has it,
+3. `build/` of a source checkout, where `cmake -S . -B build && cmake --build build` puts it.
+
+`CHAIRLIFT_ISA` (scalar, avx2, avx512) pins the instruction set; otherwise the best one is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import chairlift.kernels.cpu
+from chairlift.errors import ConfigError
+
+LIBRARY_VARIABLE = "CHAIRLIFT_LIBRARY"
+ISA_VARIABLE = "CHAIRLIFT_ISA"
+
+ABI_VERSION = 1
+STEM = "libchairlift_kernels"
+SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
+FILE_NAME = STEM + SUFFIXES.get(sys.platform, ".so")
+
+INVALID_ARGUMENT = 1
+OUT_OF_MEMORY = 3
+
+FLOATS = ctypes.c_void_p
+SIZE = ctypes.c_int64
+
+
+class LibraryUnavailableError(RuntimeError):
+    """The native library cannot be used here.  The message says why, in one line."""
+
+
+class AttentionTask(ctypes.Structure):
+    """`chairlift_attention` of the C header, field by field."""
+
+    _fields_ = (
+        ("struct_size", SIZE),
+        ("query", FLOATS),
+        ("out", FLOATS),
+        ("kv_cache", FLOATS),
+        ("block_stride", SIZE),
+        ("value_offset", SIZE),
+        ("token_stride", SIZE),
+        ("num_blocks", SIZE),
+        ("query_start", ctypes.c_void_p),
+        ("context_lens", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("num_tokens", SIZE),
+        ("num_sequences", SIZE),
+        ("max_blocks", SIZE),
+        ("block_size", SIZE),
+        ("num_heads", SIZE),
+        ("num_kv_heads", SIZE),
+        ("head_dim", SIZE),
+        ("sliding_window", SIZE),
+        ("scale", ctypes.c_float),
+    )
+
+
+SIGNATURES = {
+    "chairlift_last_error": (ctypes.c_char_p, ()),
+    "chairlift_available_isas": (ctypes.c_char_p, ()),
+    "chairlift_isa": (ctypes.c_char_p, ()),
+    "chairlift_set_isa": (ctypes.c_int32, (ctypes.c_char_p,)),
+    "chairlift_measure_fma": (ctypes.c_double, ()),
+    "chairlift_pool_create": (
+        ctypes.c_int32,
+        (ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)),
+    ),
+    "chairlift_pool_destroy": (None, (ctypes.c_void_p,)),
+    "chairlift_linear_f32_size": (SIZE, (SIZE, SIZE)),
+    "chairlift_linear_f32_pack": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, SIZE, FLOATS),
+    ),
+    "chairlift_linear_f32": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, FLOATS, FLOATS, SIZE, SIZE, FLOATS),
+    ),
+    "chairlift_paged_attention_f32": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, ctypes.POINTER(AttentionTask)),
+    ),
+}
+
+
+class NativeLibrary:
+    """The loaded library: its functions as attributes, its failures as exceptions."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises LibraryUnavailableError if the file is no library or one of another version."""
+        try:
+            functions = ctypes.CDLL(str(path))
+            version = functions.chairlift_abi_version()
+            if version != ABI_VERSION:
+                raise LibraryUnavailableError(
+                    f"{path} has interface version {version}, this package needs {ABI_VERSION}:"
+                    " build it again"
+                )
+            for name, (result, arguments) in SIGNATURES.items():
+                function = getattr(functions, name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise LibraryUnavailableError(f"{path} does not load: {error}") from error
+        self.path = path
+        self.functions = functions
+
+    @property
+    def available_isas(self) -> tuple[str, ...]:
+        """Instruction sets that this machine can run, best first."""
+        names: bytes = self.functions.chairlift_available_isas()
+        return tuple(names.decode().split(","))
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        name: bytes = self.functions.chairlift_isa()
+        return name.decode()
+
+    def set_isa(self, name: str) -> None:
+        """Use another instruction set in the whole process; "auto" is the best one.
+
+        Raises:
+            ConfigError: this machine cannot run it.
+        """
+        if self.functions.chairlift_set_isa(name.encode()) != 0:
+            raise ConfigError(self.last_error, field=ISA_VARIABLE)
+
+    @property
+    def last_error(self) -> str:
+        """What the last failed call of this thread said."""
+        message: bytes = self.functions.chairlift_last_error()
+        return message.decode()
+
+    def check(self, status: int) -> None:
+        """Raise what a failed call's status stands for."""
+        if status == 0:
+            return
+        if status == OUT_OF_MEMORY:
+            raise MemoryError(self.last_error)
+        raise ValueError(self.last_error)
+
+
+@cache
+def load_library() -> NativeLibrary:
+    """The native library, loaded once per process.
+
+    Raises:
+        LibraryUnavailableError: it is nowhere, or what is there does not load.
+        ConfigError: `CHAIRLIFT_ISA` names an instruction set that this machine lacks.
+    """
+    library = NativeLibrary(find_library())
+    isa = os.environ.get(ISA_VARIABLE)
+    if isa:
+        library.set_isa(isa)
+    return library
+
+
+def find_library() -> Path:
+    """The first existing file of the places in the module's docstring.
+
+    Raises:
+        LibraryUnavailableError: there is none.
+    """
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named:
+        if not Path(named).is_file():
+            raise LibraryUnavailableError(f"{LIBRARY_VARIABLE}={named} is not a file")
+        return Path(named)
+    for folder in library_folders():
+        path = folder / FILE_NAME
+        if path.is_file():
+            return path
+    raise LibraryUnavailableError(
+        f"{FILE_NAME} was not built with this package: install a C++17 compiler and CMake, then"
+        " install Chairlift again"
+    )
+
+
+def library_folders() -> list[Path]:
+    """The package's own folders (an editable install has two) and a checkout's build folder."""
+    folders = [Path(folder) for folder in chairlift.kernels.cpu.__path__]
+    checkout = Path(__file__).resolve().parents[4]
+    if (checkout / "csrc" / "include" / "chairlift_kernels.h").is_file():
+        folders.append(checkout / "build")
+    return folders

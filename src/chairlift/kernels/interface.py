@@ -1,0 +1,206 @@
+"""What a kernel backend must compute, and the plain data that passes through it.
+
+A backend gets arrays, integers and the specification of a layer; it knows nothing of requests,
+scheduling or text.  Model code calls the *coarse* ops (one call per half of a layer), so that a
+backend may fuse inside each; a backend that has only the *fine* ops gets the coarse ones from
+`kernels/composition.py`.
+
+Shape legend: T tokens of the step, S sequences of the step, R rows to sample, H hidden size,
+N query heads, K key/value heads, D head size, C context length.  All floats are float32.
+
+**Batch invariance**: what an op computes for a token may depend on that token's own row, its
+position and the keys and values of its own sequence, never on which or how many other rows are in
+the step.  Equal inputs must give equal bits alone, in a batch, or as part of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """How the T flattened tokens of a step belong to S sequences, and where their KV lives.
+
+    Prefill, decode and mixed steps differ only in these integers.
+
+    ```
+    tokens     | a a a a | b | c c |          S = 3, T = 7
+    query_start  0         4   5     7        row s of the step is query_start[s] .. [s + 1] - 1
+    context_lens 4         91  40             tokens of the sequence once this step has been stored
+    ```
+    """
+
+    query_start: IntArray
+    """[S + 1] first token of each sequence, and T at the end."""
+    context_lens: IntArray
+    """[S] length of each sequence, this step's tokens included."""
+    block_tables: IntArray
+    """[S, max_blocks] block ids; entries past a sequence's own blocks are never read."""
+    positions: IntArray
+    """[T] position of each token in its sequence, from 0."""
+    slot_mapping: NDArray[np.int64]
+    """[T] block_id * block_size + offset: where the token's key and value are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """The attention of one layer, as numbers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    scale: float
+    """Factor on query-key products, usually head_dim ** -0.5."""
+    rope_dim: int
+    """How many leading dimensions of a head are rotated (even, <= head_dim)."""
+    rope_interleaved: bool
+    """True: dimensions (2i, 2i + 1) make a pair; False: (i, i + rope_dim / 2)."""
+    sliding_window: int | None = None
+    """A token sees itself and the `sliding_window - 1` tokens before it; None: all of them."""
+
+
+class Linear(Protocol):
+    """A weight matrix in whatever form its backend likes best.  y = x W^T + b."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the packed form holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """The attention half of a layer.  `qkv` is q, k and v stacked along the output."""
+
+    norm: FloatArray
+    qkv: Linear
+    output: Linear
+    q_norm: FloatArray | None = None
+    k_norm: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpWeights:
+    """The feed-forward half of a layer.  `gate_up` is gate and up stacked along the output."""
+
+    norm: FloatArray
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeTable:
+    """cos and sin of every position, each [max_position, rope_dim / 2]."""
+
+    cos: FloatArray
+    sin: FloatArray
+
+
+class Kernels(Protocol):
+    """One backend.  `x` is always [T, H] and C-contiguous; results are new arrays."""
+
+    name: str
+
+    # -- preparation -------------------------------------------------------------------------
+    def prepare_linear(
+        self, weights: Sequence[FloatArray], biases: Sequence[FloatArray | None]
+    ) -> Linear:
+        """Stack matrices [out_i, in] along the output and pack them.  A missing bias is zero."""
+        ...
+
+    def rope_table(
+        self, inv_freq: Sequence[float], *, max_position: int, scaling: float
+    ) -> RopeTable:
+        """Angles position * inv_freq, both functions multiplied by `scaling`."""
+        ...
+
+    # -- coarse ops: what model code calls ---------------------------------------------------
+    def embed(self, table: FloatArray, token_ids: IntArray) -> FloatArray:
+        """Rows of `table` [vocab, H] for the T ids."""
+        ...
+
+    def attention_block(
+        self,
+        x: FloatArray,
+        weights: AttentionWeights,
+        spec: AttentionSpec,
+        rope: RopeTable,
+        kv_cache: FloatArray,
+        layer: int,
+        batch: BatchLayout,
+    ) -> FloatArray:
+        """x + W_o attention(rope(W_qkv norm(x))); stores this step's keys and values first.
+
+        `kv_cache` is the whole pool, [num_blocks, num_layers, 2, block_size, K, D] (2 = K and V).
+        """
+        ...
+
+    def mlp_block(self, x: FloatArray, weights: MlpWeights, eps: float) -> FloatArray:
+        """x + W_down (silu(W_gate norm(x)) * W_up norm(x))."""
+        ...
+
+    def logits(
+        self, x: FloatArray, norm: FloatArray, eps: float, head: Linear, rows: IntArray
+    ) -> FloatArray:
+        """[R, vocab]: the output head applied to the normalised `rows` of x only."""
+        ...
+
+    # -- fine ops ----------------------------------------------------------------------------
+    def linear(self, x: FloatArray, weight: Linear) -> FloatArray:
+        """[T, out]."""
+        ...
+
+    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019)."""
+        ...
+
+    def rope(
+        self, x: FloatArray, rope: RopeTable, positions: IntArray, *, interleaved: bool
+    ) -> FloatArray:
+        """Rotate [T, heads, D] by position (Su et al. 2021); dimensions past rope_dim pass."""
+        ...
+
+    def store_kv(
+        self,
+        key: FloatArray,
+        value: FloatArray,
+        kv_cache: FloatArray,
+        layer: int,
+        slot_mapping: NDArray[np.int64],
+    ) -> None:
+        """Write [T, K, D] keys and values to their slots."""
+        ...
+
+    def paged_attention(
+        self,
+        query: FloatArray,
+        kv_cache: FloatArray,
+        layer: int,
+        batch: BatchLayout,
+        spec: AttentionSpec,
+    ) -> FloatArray:
+        """Causal attention of [T, N, D] queries over the stored context; [T, N, D].
+
+        Query head n reads key/value head n // (N / K) (GQA, Ainslie et al. 2023).
+        """
+        ...
+
+    def silu_mul(self, gate_up: FloatArray) -> FloatArray:
+        """silu(gate) * up of [T, 2F]; [T, F]."""
+        ...

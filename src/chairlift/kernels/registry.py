@@ -1,0 +1,40 @@
+"""Backend names to backends.  Knows how to fall back, and says so once."""
+
+from __future__ import annotations
+
+import logging
+
+from chairlift.errors import ConfigError
+from chairlift.kernels.cpu.library import LibraryUnavailableError
+from chairlift.kernels.cpu.ops import NativeKernels
+from chairlift.kernels.interface import Kernels
+from chairlift.kernels.reference import ReferenceKernels
+
+BACKENDS = ("auto", "native", "reference")
+
+logger = logging.getLogger(__name__)
+
+
+def create_kernels(name: str, num_threads: int) -> Kernels:
+    """The backend called `name`; "auto" is the native library where it loads, else numpy.
+
+    Raises:
+        ConfigError: `name` is unknown, `num_threads` is below 1, or "native" cannot be loaded.
+    """
+    if name not in BACKENDS:
+        raise ConfigError(
+            f"unknown kernels {name!r}: choose one of {', '.join(BACKENDS)}", field="kernels"
+        )
+    if num_threads < 1:
+        raise ConfigError(f"num_threads must be at least 1, not {num_threads}", field="num_threads")
+    if name == "reference":
+        return ReferenceKernels(num_threads)
+    try:
+        return NativeKernels(num_threads)
+    except LibraryUnavailableError as error:
+        if name == "native":
+            raise ConfigError(f"the native kernels cannot be used: {error}", field="kernels") from (
+                error
+            )
+        logger.warning("using the slow reference kernels: %s", error)
+        return ReferenceKernels(num_threads)

@@ -1,0 +1,197 @@
+"""A pre-norm decoder with grouped-query attention and a gated MLP: what all our families share.
+
+    x = E[tokens]
+    x = x + W_o attention(rope(W_qkv norm(x)))        for each layer
+    x = x + W_down (silu(W_gate norm(x)) * W_up norm(x))
+    logits = W_head norm(x)
+
+A family's file says how its checkpoint describes these; the arithmetic is the kernels'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from chairlift.errors import ModelFileError
+from chairlift.kernels.interface import (
+    AttentionSpec,
+    AttentionWeights,
+    BatchLayout,
+    FloatArray,
+    IntArray,
+    Kernels,
+    Linear,
+    MlpWeights,
+    RopeTable,
+)
+from chairlift.models.model_config import ModelConfig
+from chairlift.models.rope import RopeScaling, rope_frequencies, rope_magnitude
+
+
+class WeightSource(Protocol):
+    """Tensors by their GGUF names, as float32."""
+
+    def names(self) -> Collection[str]: ...
+
+    def load(self, name: str) -> FloatArray: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayer:
+    """One layer's weights and the numbers of its attention."""
+
+    attention: AttentionWeights
+    spec: AttentionSpec
+    mlp: MlpWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """A loaded model.  `forward` then `logits` is one step for T tokens."""
+
+    config: ModelConfig
+    kernels: Kernels
+    embedding: FloatArray
+    layers: tuple[DecoderLayer, ...]
+    output_norm: FloatArray
+    head: Linear
+    rope: RopeTable
+
+    def forward(
+        self, token_ids: IntArray, batch: BatchLayout, kv_cache: FloatArray
+    ) -> FloatArray:
+        """Hidden states [T, hidden] after the last layer; stores the tokens' keys and values."""
+        ops, eps = self.kernels, self.config.rms_norm_eps
+        x = ops.embed(self.embedding, token_ids)
+        for index, layer in enumerate(self.layers):
+            x = ops.attention_block(
+                x, layer.attention, layer.spec, self.rope, kv_cache, index, batch
+            )
+            x = ops.mlp_block(x, layer.mlp, eps)
+        return x
+
+    def logits(self, x: FloatArray, rows: IntArray) -> FloatArray:
+        """[R, vocab] for R rows of the hidden states."""
+        return self.kernels.logits(
+            x, self.output_norm, self.config.rms_norm_eps, self.head, rows
+        )
+
+
+def load_decoder(
+    config: ModelConfig,
+    source: WeightSource,
+    kernels: Kernels,
+    *,
+    max_position: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Decoder:
+    """Read and pack all weights.  Raises `ModelFileError` if one is missing, odd or left over.
+
+    `progress(layers done, layers in all)` is called after each layer.
+    """
+    weights = _Weights(source, kernels)
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embedding = weights.array("token_embd.weight", (vocab, hidden))
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(_load_layer(config, weights, index))
+        progress(index + 1, config.num_layers)
+    if weights.has("output.weight"):
+        head = weights.linear(["output"], hidden, [vocab])
+    else:
+        head = kernels.prepare_linear([embedding], [None])
+    scaling = config.rope_scaling
+    if weights.has("rope_freqs.weight"):
+        factors = weights.array("rope_freqs.weight", (config.rope_dim // 2,))
+        scaling = RopeScaling(kind="factors", factors=tuple(float(value) for value in factors))
+    decoder = Decoder(
+        config=config,
+        kernels=kernels,
+        embedding=embedding,
+        layers=tuple(layers),
+        output_norm=weights.array("output_norm.weight", (hidden,)),
+        head=head,
+        rope=kernels.rope_table(
+            rope_frequencies(config.rope_theta, config.rope_dim, scaling),
+            max_position=max_position,
+            scaling=rope_magnitude(scaling),
+        ),
+    )
+    weights.check_all_used(config.architecture)
+    return decoder
+
+
+def _load_layer(config: ModelConfig, weights: _Weights, index: int) -> DecoderLayer:
+    name, hidden = f"blk.{index}.", config.hidden_size
+    queries = config.num_heads * config.head_dim
+    keys = config.num_kv_heads * config.head_dim
+    is_sliding = config.sliding_window is not None and index >= config.first_sliding_layer
+    head_norm = (config.head_dim,)
+    attention = AttentionWeights(
+        norm=weights.array(name + "attn_norm.weight", (hidden,)),
+        qkv=weights.linear(
+            [name + "attn_q", name + "attn_k", name + "attn_v"], hidden, [queries, keys, keys]
+        ),
+        output=weights.linear([name + "attn_output"], queries, [hidden]),
+        q_norm=weights.array(name + "attn_q_norm.weight", head_norm) if config.qk_norm else None,
+        k_norm=weights.array(name + "attn_k_norm.weight", head_norm) if config.qk_norm else None,
+    )
+    spec = AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        scale=config.head_dim**-0.5,
+        rope_dim=config.rope_dim,
+        rope_interleaved=config.rope_interleaved,
+        sliding_window=config.sliding_window if is_sliding else None,
+    )
+    inner = config.intermediate_size
+    mlp = MlpWeights(
+        norm=weights.array(name + "ffn_norm.weight", (hidden,)),
+        gate_up=weights.linear([name + "ffn_gate", name + "ffn_up"], hidden, [inner, inner]),
+        down=weights.linear([name + "ffn_down"], inner, [hidden]),
+    )
+    return DecoderLayer(attention=attention, spec=spec, mlp=mlp)
+
+
+class _Weights:
+    """Loads tensors with their shapes checked, and remembers which have been used."""
+
+    def __init__(self, source: WeightSource, kernels: Kernels) -> None:
+        self._source = source
+        self._kernels = kernels
+        self._names = frozenset(source.names())
+        self._used: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    def array(self, name: str, shape: tuple[int, ...]) -> FloatArray:
+        if name not in self._names:
+            raise ModelFileError(f"the model lacks the tensor {name}")
+        self._used.add(name)
+        array = self._source.load(name)
+        if array.shape != shape:
+            raise ModelFileError(f"tensor {name} has shape {array.shape}, expected {shape}")
+        return array
+
+    def linear(self, names: list[str], in_features: int, out_features: list[int]) -> Linear:
+        """Matrices stacked along their output, with the biases that the file has."""
+        matrices, biases = [], []
+        for name, out in zip(names, out_features, strict=True):
+            matrices.append(self.array(f"{name}.weight", (out, in_features)))
+            has_bias = self.has(f"{name}.bias")
+            biases.append(self.array(f"{name}.bias", (out,)) if has_bias else None)
+        return self._kernels.prepare_linear(matrices, biases)
+
+    def check_all_used(self, architecture: str) -> None:
+        """A tensor that we do not use means that we would compute another model."""
+        unused = sorted(self._names - self._used)
+        if unused:
+            raise ModelFileError(
+                f"{len(unused)} tensors are unknown for architecture {architecture!r},"
+                f" the first is {unused[0]}"
+            )

@@ -1,0 +1,89 @@
+"""What a caller gets back: names and meaning as in vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class TokenLogprob(NamedTuple):
+    """One token's log probability, before any sampling option was applied."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 is the most likely token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The chosen token of one position and the best ones beside it."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log probability with its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt, so far or whole."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    """None while it runs; then "stop", "length", "abort" or "error"."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token that ended it; None for an end token of the model."""
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds on the engine's clock."""
+
+    arrival_time: float = 0.0
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    token_times: list[float] = field(default_factory=list)
+    """When each token of the first completion was handed over."""
+    num_preemptions: int = 0
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        if self.first_token_time is None:
+            return None
+        return self.first_token_time - self.arrival_time
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's prompt and its completions."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """One entry per prompt token; None for the first, which nothing precedes."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)

@@ -1,0 +1,62 @@
+"""One step's order turned into the arrays that the kernels read.
+
+```
+scheduled   A: tokens 4..7        B: token 90       C: tokens 38..39
+token_ids   | a4 a5 a6 a7         | b90             | c38 c39
+query_start   0                     4                 5          7
+rows wanted          a7 (samples)     b90 (samples)    none: C's prompt goes on
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.core.scheduler_output import ScheduledRequest
+from chairlift.kernels.interface import BatchLayout, IntArray
+
+
+def build_token_ids(
+    scheduled: Sequence[ScheduledRequest], token_ids: Mapping[str, Sequence[int]]
+) -> IntArray:
+    """[T] ids of all tokens of the step, request after request."""
+    flat: list[int] = []
+    for item in scheduled:
+        start = item.num_computed_tokens
+        flat.extend(token_ids[item.request_id][start : start + item.num_new_tokens])
+    return np.array(flat, dtype=np.int32)
+
+
+def build_layout(scheduled: Sequence[ScheduledRequest], block_size: int) -> BatchLayout:
+    """Positions, context lengths, block tables and slots of a step."""
+    starts = np.array([item.num_computed_tokens for item in scheduled], dtype=np.int32)
+    counts = np.array([item.num_new_tokens for item in scheduled], dtype=np.int32)
+    query_start = np.zeros(len(scheduled) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    context_lens = starts + counts
+    tables = _block_tables(scheduled, context_lens, block_size)
+    sequence_of = np.repeat(np.arange(len(scheduled)), counts)
+    offset = np.arange(query_start[-1], dtype=np.int32) - query_start[sequence_of]
+    positions = starts[sequence_of] + offset
+    blocks = tables[sequence_of, positions // block_size].astype(np.int64)
+    return BatchLayout(
+        query_start=query_start,
+        context_lens=context_lens,
+        block_tables=tables,
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+    )
+
+
+def _block_tables(
+    scheduled: Sequence[ScheduledRequest], context_lens: NDArray[np.int32], block_size: int
+) -> IntArray:
+    """[S, blocks of the longest context]; unused entries are 0 and never read."""
+    widths = [-(-int(length) // block_size) for length in context_lens]
+    tables = np.zeros((len(scheduled), max(widths, default=0)), dtype=np.int32)
+    for row, (item, width) in enumerate(zip(scheduled, widths, strict=True)):
+        tables[row, :width] = item.block_table[:width]
+    return tables

@@ -1,0 +1,223 @@
+"""The memory plan: what weights, work space, KV cache and swap space take, before anything is loaded.
+
+Every decided value carries its reason.  A setting that does not fit is an error which names the
+setting that would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift.config import EngineConfig, parse_bytes
+from chairlift.errors import ConfigError
+from chairlift.machine import Machine
+from chairlift.models.model_config import ModelConfig
+
+_GIB = 2**30
+_MIB = 2**20
+_INTERPRETER_BYTES = 200 * _MIB
+"""Python, numpy, the tokenizer and the allocator's slack."""
+LOGIT_ROWS = 64
+"""Rows of prompt log probabilities that are computed at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes and blocks, with the reason for each choice."""
+
+    weights_bytes: int
+    work_bytes: int
+    """Activations, logits and sampling of the largest step."""
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    num_swap_blocks: int
+    max_model_len: int
+    free_memory_bytes: int
+    kv_reason: str
+    swap_reason: str
+    max_model_len_reason: str
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def swap_bytes(self) -> int:
+        return self.num_swap_blocks * self.block_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Resident at most, when the KV cache is full and nothing is swapped to memory."""
+        return self.weights_bytes + self.work_bytes + self.kv_bytes + _INTERPRETER_BYTES
+
+    def num_fitting_requests(self, num_tokens: int) -> int:
+        """Requests of `num_tokens` tokens each that the KV cache holds at once."""
+        return self.num_blocks // -(-num_tokens // self.block_size)
+
+    def describe(self) -> list[str]:
+        """Lines for a person, with reasons."""
+        length = min(self.max_model_len, 2048)
+        return [
+            f"weights {_gib(self.weights_bytes)}, work space {_gib(self.work_bytes)},"
+            f" of {_gib(self.free_memory_bytes)} free",
+            f"KV cache {_gib(self.kv_bytes)} = {self.num_blocks} blocks of {self.block_size}"
+            f" tokens ({self.kv_reason}); committed as it is used",
+            f"fits {self.num_fitting_requests(length)} requests of {length} tokens,"
+            f" {self.num_fitting_requests(self.max_model_len)} of {self.max_model_len}",
+            f"max_model_len {self.max_model_len} ({self.max_model_len_reason})",
+            f"swap space {_gib(self.swap_bytes)} ({self.swap_reason})",
+        ]
+
+
+def plan_memory(
+    asked: EngineConfig,
+    model: ModelConfig,
+    machine: Machine,
+    *,
+    weights_bytes: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+) -> MemoryPlan:
+    """Divide the machine's memory.  Raises `ConfigError`, with the setting that would fit."""
+    block_bytes = model.kv_bytes_per_token * asked.block_size
+    work_bytes = _work_bytes(model, max_num_batched_tokens, max_num_seqs)
+    fixed = weights_bytes + work_bytes + _INTERPRETER_BYTES
+    left = machine.free_memory_bytes - fixed
+    if left < block_bytes:
+        raise ConfigError(
+            f"the model needs {_gib(fixed)} before any KV cache and only"
+            f" {_gib(machine.free_memory_bytes)} are free: use a smaller model, or free memory",
+            field="model",
+        )
+    wanted_len = asked.max_model_len or model.max_position
+    if wanted_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len {wanted_len} is longer than the model's context: at most"
+            f" {model.max_position}",
+            field="max_model_len",
+        )
+    needed = max_num_seqs * -(-wanted_len // asked.block_size)
+    num_blocks, kv_reason = _choose_kv_blocks(
+        asked, machine, left=left, fixed=fixed, block_bytes=block_bytes, needed=needed
+    )
+    length, length_reason = _choose_length(asked, model, num_blocks)
+    is_needed = num_blocks < needed or asked.scheduling_policy == "priority"
+    num_swap_blocks, swap_reason = _choose_swap_blocks(
+        asked, block_bytes, left=left - num_blocks * block_bytes, is_needed=is_needed
+    )
+    return MemoryPlan(
+        weights_bytes=weights_bytes,
+        work_bytes=work_bytes,
+        block_bytes=block_bytes,
+        block_size=asked.block_size,
+        num_blocks=num_blocks,
+        num_swap_blocks=num_swap_blocks,
+        max_model_len=length,
+        free_memory_bytes=machine.free_memory_bytes,
+        kv_reason=kv_reason,
+        swap_reason=swap_reason,
+        max_model_len_reason=length_reason,
+    )
+
+
+def _work_bytes(model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """float32 arrays alive at once in the largest step."""
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    per_token = 4 * (6 * model.hidden_size + 2 * heads + 4 * model.intermediate_size)
+    per_logit_row = 4 * 4 * model.vocab_size  # logits, and the sampler's copies of them
+    rows = max(max_num_seqs, LOGIT_ROWS)
+    return max_num_batched_tokens * per_token + rows * per_logit_row
+
+
+def _choose_kv_blocks(
+    asked: EngineConfig,
+    machine: Machine,
+    *,
+    left: int,
+    fixed: int,
+    block_bytes: int,
+    needed: int,
+) -> tuple[int, str]:
+    """How many blocks the pool gets, and why."""
+    if asked.kv_cache_memory is not None:
+        wanted = parse_bytes(asked.kv_cache_memory, field="kv_cache_memory")
+        if wanted > left:
+            raise ConfigError(
+                f"kv_cache_memory of {_gib(wanted)} does not fit: {_gib(left)} are left beside"
+                f" weights and work space; set kv_cache_memory={left // _MIB}MiB or less",
+                field="kv_cache_memory",
+            )
+        if wanted < block_bytes:
+            raise ConfigError(
+                f"kv_cache_memory must hold at least one block of {block_bytes} bytes,"
+                f" got {wanted}",
+                field="kv_cache_memory",
+            )
+        return wanted // block_bytes, "kv_cache_memory"
+    if asked.gpu_memory_utilization is not None:
+        share = asked.gpu_memory_utilization
+        budget = int(machine.total_memory_bytes * share) - fixed
+        if budget < block_bytes:
+            smallest = (fixed + block_bytes) / machine.total_memory_bytes
+            raise ConfigError(
+                f"gpu_memory_utilization={share:g} leaves no memory for the KV cache: set at least"
+                f" {smallest + 0.005:.2f}",
+                field="gpu_memory_utilization",
+            )
+        if budget > left:
+            largest = (fixed + left) / machine.total_memory_bytes
+            raise ConfigError(
+                f"gpu_memory_utilization={share:g} asks for more than is free: another process"
+                f" holds memory; set at most {int(largest * 100) / 100:.2f}",
+                field="gpu_memory_utilization",
+            )
+        return budget // block_bytes, f"gpu_memory_utilization {share:g}"
+    half = max(1, left // 2 // block_bytes)
+    if needed <= half:
+        return needed, "max_num_seqs requests of max_model_len"
+    return half, f"half of the free memory inside the {machine.memory_limit}'s limit"
+
+
+def _choose_length(asked: EngineConfig, model: ModelConfig, num_blocks: int) -> tuple[int, str]:
+    """Longest request: the model's context, or what the pool holds."""
+    capacity = num_blocks * asked.block_size
+    if asked.max_model_len is not None:
+        if asked.max_model_len > capacity:
+            raise ConfigError(
+                f"max_model_len {asked.max_model_len} does not fit the KV cache: the largest that"
+                f" fits is {capacity}; set max_model_len={capacity} or give more memory",
+                field="max_model_len",
+            )
+        return asked.max_model_len, "max_model_len"
+    if capacity < model.max_position:
+        return capacity, f"what the KV cache holds, of the model's {model.max_position}"
+    return model.max_position, "the model's context"
+
+
+def _choose_swap_blocks(
+    asked: EngineConfig, block_bytes: int, *, left: int, is_needed: bool
+) -> tuple[int, str]:
+    """Swap space is reserved, not committed, and has to fit beside the rest if it is memory."""
+    wanted = int(asked.swap_space * _GIB)
+    if asked.preemption_mode == "recompute":
+        return 0, "preemption_mode is recompute"
+    if not is_needed:
+        return 0, "the KV cache holds every request that may run: nobody will be preempted"
+    if asked.swap_path is not None:
+        return wanted // block_bytes, f"file in {asked.swap_path}"
+    fitting = max(0, min(wanted, left // 2))
+    why = "in memory, where it is only a bigger pool: swap_path makes it a file"
+    if fitting < wanted:
+        why += f"; {asked.swap_space:g} GiB asked for, half of what is left is taken"
+    return fitting // block_bytes, why
+
+
+def _gib(num_bytes: int) -> str:
+    if num_bytes < _GIB:
+        return f"{num_bytes / _MIB:.0f} MiB"
+    return f"{num_bytes / _GIB:.1f} GiB"

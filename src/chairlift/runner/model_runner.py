@@ -1,0 +1,174 @@
+"""Turns a step's order into tokens: everything that touches an array happens here.
+
+Keeps what each riding request has said so far and its sampling state, moves blocks, runs the model
+once over all tokens of the step, and samples.  A fault in one request's sampling becomes that
+request's error; only a fault of the step as a whole raises.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from chairlift.core.scheduler_output import (
+    NewRequest,
+    RunnerOutput,
+    SampledToken,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+from chairlift.kernels.interface import BatchLayout, FloatArray, IntArray
+from chairlift.models.decoder import Decoder
+from chairlift.outputs import PositionLogprobs
+from chairlift.runner.forward_batch import build_layout, build_token_ids
+from chairlift.runner.kv_cache import KVCache
+from chairlift.runner.logits_processors import RequestSamplingState
+from chairlift.runner.memory import LOGIT_ROWS
+from chairlift.runner.sampler import Sampler
+
+
+@dataclass(slots=True)
+class _Riding:
+    """What the runner keeps of a request between steps."""
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: RequestSamplingState
+    prompt_logprobs: int | None
+    num_prompt_logprobs: int = 0
+    """Prompt positions already answered: a recomputed prompt does not answer twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep:
+    """A step whose tokens are there already."""
+
+    output: RunnerOutput
+
+    def result(self) -> RunnerOutput:
+        return self.output
+
+
+class ModelRunner:
+    """An `Executor` with a model and a KV cache behind it."""
+
+    overlap_depth = 0
+
+    def __init__(self, model: Decoder, kv_cache: KVCache, block_size: int) -> None:
+        self.model = model
+        self.kv_cache = kv_cache
+        self._block_size = block_size
+        self._sampler = Sampler()
+        self._riding: dict[str, _Riding] = {}
+
+    def submit(self, output: SchedulerOutput) -> CompletedStep:
+        """Move blocks, compute, sample.  Raises only if the step as a whole fails."""
+        for request_id in output.finished_request_ids:
+            self._riding.pop(request_id, None)
+        for new in output.new_requests:
+            self._riding[new.request_id] = self._board(new)
+        swap_out_s, swap_in_s = self.kv_cache.move(output.moves)
+        start = time.perf_counter()
+        result = self._execute(output.scheduled)
+        result.execute_s = time.perf_counter() - start
+        result.swap_out_s, result.swap_in_s = swap_out_s, swap_in_s
+        num_swapped = len(output.moves.swap_outs) + len(output.moves.swap_ins)
+        result.swap_bytes = num_swapped * self.kv_cache.block_bytes
+        return CompletedStep(result)
+
+    def measure_prefill(self, num_tokens: int = 32) -> float:
+        """Seconds per token of a prompt, from one run on scratch blocks.  Only while idle."""
+        num_tokens = min(num_tokens, self.kv_cache.blocks.shape[0] * self._block_size)
+        blocks = range(-(-num_tokens // self._block_size))
+        item = ScheduledRequest("", "prefill", 0, num_tokens, blocks, False)
+        layout = build_layout([item], self._block_size)
+        start = time.perf_counter()
+        self.model.forward(np.zeros(num_tokens, dtype=np.int32), layout, self.kv_cache.blocks)
+        return (time.perf_counter() - start) / num_tokens
+
+    def _board(self, new: NewRequest) -> _Riding:
+        return _Riding(
+            token_ids=list(new.prompt_token_ids),
+            num_prompt_tokens=len(new.prompt_token_ids),
+            sampling=RequestSamplingState(
+                new.prompt_token_ids,
+                new.sampling_params,
+                stop_token_ids=new.stop_token_ids,
+                bad_word_ids=new.bad_word_ids,
+                vocab_size=self.model.config.vocab_size,
+                seed=new.seed,
+                choice=new.choice_index,
+            ),
+            prompt_logprobs=new.sampling_params.prompt_logprobs,
+        )
+
+    def _execute(self, scheduled: list[ScheduledRequest]) -> RunnerOutput:
+        if not scheduled:
+            return RunnerOutput(sampled={})
+        tokens = {item.request_id: self._riding[item.request_id].token_ids for item in scheduled}
+        token_ids = build_token_ids(scheduled, tokens)
+        layout = build_layout(scheduled, self._block_size)
+        hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks)
+        prompt_logprobs = self._prompt_logprobs(scheduled, layout, hidden)
+        sampled, errors = self._sample(scheduled, layout, hidden)
+        return RunnerOutput(sampled=sampled, prompt_logprobs=prompt_logprobs, errors=errors)
+
+    def _sample(
+        self, scheduled: list[ScheduledRequest], layout: BatchLayout, hidden: FloatArray
+    ) -> tuple[dict[str, SampledToken], dict[str, str]]:
+        """New tokens of the requests whose last known token was computed."""
+        ids = [item.request_id for item in scheduled if item.is_sampling]
+        ends = layout.query_start[1:] - 1
+        rows = np.array(
+            [end for item, end in zip(scheduled, ends, strict=True) if item.is_sampling],
+            dtype=np.int32,
+        )
+        if not ids:
+            return {}, {}
+        states = [self._riding[request_id].sampling for request_id in ids]
+        chosen = self._sampler.sample(self.model.logits(hidden, rows), states)
+        sampled: dict[str, SampledToken] = {}
+        for request_id, token in zip(ids, chosen.tokens, strict=True):
+            if token is not None:
+                sampled[request_id] = token
+                riding = self._riding[request_id]
+                riding.token_ids.append(token.token_id)
+                riding.sampling.append(token.token_id)
+        return sampled, {ids[row]: message for row, message in chosen.errors.items()}
+
+    def _prompt_logprobs(
+        self, scheduled: list[ScheduledRequest], layout: BatchLayout, hidden: FloatArray
+    ) -> dict[str, list[PositionLogprobs]]:
+        """Log probabilities of prompt tokens, for the requests that asked."""
+        answers: dict[str, list[PositionLogprobs]] = {}
+        for item, start in zip(scheduled, layout.query_start, strict=False):
+            riding = self._riding[item.request_id]
+            if riding.prompt_logprobs is None or item.kind == "padding":
+                continue
+            first = max(item.num_computed_tokens, riding.num_prompt_logprobs)
+            end = item.num_computed_tokens + item.num_new_tokens
+            end = min(end, riding.num_prompt_tokens - 1)  # the last one predicts the output
+            if first >= end:
+                continue
+            offset = int(start) - item.num_computed_tokens
+            rows = np.arange(first + offset, end + offset, dtype=np.int32)
+            answers[item.request_id] = self._score(riding, hidden, rows, first)
+            riding.num_prompt_logprobs = end
+        return answers
+
+    def _score(
+        self, riding: _Riding, hidden: FloatArray, rows: IntArray, first: int
+    ) -> list[PositionLogprobs]:
+        """A few rows at a time: all logits of a long prompt would not fit the memory plan."""
+        scored: list[PositionLogprobs] = []
+        for start in range(0, len(rows), LOGIT_ROWS):
+            part = rows[start : start + LOGIT_ROWS]
+            position = first + start + 1
+            scored += self._sampler.prompt_logprobs(
+                self.model.logits(hidden, part),
+                riding.token_ids[position : position + len(part)],
+                riding.prompt_logprobs or 0,
+            )
+        return scored

@@ -1,0 +1,229 @@
+"""An executor without a model: its KV cache holds one integer per token, and it checks them all.
+
+The integer of a token is a hash of the whole prefix up to it, as keys and values in a model depend
+on the whole prefix.  Before a request samples, every position below its end must hold exactly what
+its own tokens demand, so a wrong share, a stale copy, a missing swap or a block that was given away
+too early fails at once.  Sampled tokens are a function of the same hash: `solo_tokens()` says what
+a request must yield, whatever its company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from chairlift.core.block_pool import BlockPool
+from chairlift.core.kv_cache_manager import KVCacheManager
+from chairlift.core.request import Request
+from chairlift.core.scheduler_output import (
+    NewRequest,
+    RunnerOutput,
+    SampledToken,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+from chairlift.sampling_params import SamplingParams
+
+VOCAB_SIZE = 5
+"""Small, so that different requests often write the same tokens."""
+POISON = -1
+_MODULUS = 2**61 - 1
+
+FaultPoint = Literal["submit", "before_moves", "after_moves", "after_compute"]
+
+
+def extend_hash(prefix_hash: int, token_id: int) -> int:
+    """The hash of a prefix that is one token longer."""
+    return (prefix_hash * 1_000_003 + token_id + 17) % _MODULUS
+
+
+def prefix_hashes(token_ids: Iterable[int]) -> list[int]:
+    """The hash of each prefix of `token_ids`: what the slots of its positions must hold."""
+    hashes: list[int] = []
+    value = 1
+    for token_id in token_ids:
+        value = extend_hash(value, token_id)
+        hashes.append(value)
+    return hashes
+
+
+def next_token(prefix_hash: int, seed: int) -> int:
+    """The token that follows a prefix: depends on nothing else."""
+    return ((prefix_hash ^ (seed * 0x9E3779B1)) * 0x2545F491 >> 13) % VOCAB_SIZE
+
+
+def solo_tokens(
+    prompt: Sequence[int], *, max_tokens: int, seed: int = 0, stop_token_ids: Iterable[int] = ()
+) -> list[int]:
+    """What a request yields when nobody else is there."""
+    stops = frozenset(stop_token_ids)
+    value = prefix_hashes(prompt)[-1]
+    output: list[int] = []
+    while len(output) < max_tokens:
+        output.append(next_token(value, seed))
+        if output[-1] in stops:
+            break
+        value = extend_hash(value, output[-1])
+    return output
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int] | int,
+    max_tokens: int = 4,
+    *,
+    seed: int = 0,
+    stop_token_ids: Iterable[int] = (),
+    priority: int = 0,
+    arrival_time: float = 0.0,
+    fork_of: str | None = None,
+    cache_salt: str = "",
+) -> Request:
+    """A request with a prompt, or with one of so many tokens that nobody else's begins like."""
+    if isinstance(prompt, int):
+        first = sum((index + 1) * ord(char) for index, char in enumerate(request_id))
+        prompt = [100 + first * 1000 + position for position in range(prompt)]
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(stop_token_ids),
+        priority=priority,
+        arrival_time=arrival_time,
+        fork_of=fork_of,
+        cache_salt=cache_salt,
+        sampling_params=SamplingParams(seed=seed, max_tokens=max_tokens),
+    )
+
+
+class FinishedStep:
+    """A step whose result is known: `result()` hands it over or raises."""
+
+    def __init__(self, output: RunnerOutput, error: Exception | None = None) -> None:
+        self._output = output
+        self._error = error
+
+    def result(self) -> RunnerOutput:
+        if self._error is not None:
+            raise self._error
+        return self._output
+
+
+class FakeExecutor:
+    """Runs steps on memory of integers.  With overlap depth 1 its answers are read a step late."""
+
+    def __init__(
+        self, num_blocks: int, num_swap_blocks: int, block_size: int, overlap_depth: int = 0
+    ) -> None:
+        self.overlap_depth = overlap_depth
+        self.block_size = block_size
+        self.memory = [[POISON] * block_size for _ in range(num_blocks)]
+        self.host_memory = [[POISON] * block_size for _ in range(num_swap_blocks)]
+        self.requests: dict[str, NewRequest] = {}
+        self.tokens: dict[str, list[int]] = {}
+        """Prompt and output, tokens that nobody has read yet included."""
+        self.fault: FaultPoint | None = None
+        """Where the next step with members raises."""
+        self.request_faults: set[str] = set()
+        """Requests that end with an error of their own when they ride next."""
+        self.steps: list[SchedulerOutput] = []
+        self._hashes: dict[str, list[int]] = {}
+        self._broken: set[str] = set()
+
+    @classmethod
+    def for_cache(cls, kv: KVCacheManager, overlap_depth: int = 0) -> FakeExecutor:
+        """One with as much memory as `kv` manages."""
+        swap_blocks = kv.swap_pool.num_blocks
+        return cls(kv.pool.num_blocks, swap_blocks, kv.block_size, overlap_depth)
+
+    def submit(self, output: SchedulerOutput) -> FinishedStep:
+        self.steps.append(output)
+        fault, self.fault = (self.fault, None) if output.scheduled else (None, self.fault)
+        for request_id in output.finished_request_ids:
+            self._forget(request_id)
+        for new in output.new_requests:
+            assert new.request_id not in self.tokens, f"{new.request_id} is sent twice"
+            self.requests[new.request_id] = new
+            self.tokens[new.request_id] = list(new.prompt_token_ids)
+            self._hashes[new.request_id] = prefix_hashes(new.prompt_token_ids)
+        if fault is not None:
+            self._broken.update(item.request_id for item in output.scheduled)
+        if fault == "submit":
+            raise RuntimeError("fault in submit")
+        if fault != "before_moves":
+            self._move(output)
+        if fault in ("before_moves", "after_moves"):
+            return FinishedStep(RunnerOutput(sampled={}), RuntimeError(f"fault {fault}"))
+        result = self._compute(output)
+        if fault is not None:
+            return FinishedStep(result, RuntimeError(f"fault {fault}"))
+        return FinishedStep(result)
+
+    def poison_free(self, kv: KVCacheManager) -> None:
+        """Spoil every block that nobody may read any more."""
+        pool: BlockPool = kv.pool
+        for block_id, slots in enumerate(self.memory):
+            if pool.ref_count(block_id) == 0 and not pool.is_cached(block_id):
+                slots[:] = [POISON] * self.block_size
+
+    def _forget(self, request_id: str) -> None:
+        for known in (self.requests, self.tokens, self._hashes):
+            known.pop(request_id, None)
+        self._broken.discard(request_id)
+
+    def _move(self, output: SchedulerOutput) -> None:
+        for block_id, host_block in output.moves.swap_outs:
+            self.host_memory[host_block] = self.memory[block_id][:]
+        for host_block, block_id in output.moves.swap_ins:
+            self.memory[block_id] = self.host_memory[host_block][:]
+        for source, target in output.moves.copies:
+            self.memory[target] = self.memory[source][:]
+
+    def _compute(self, output: SchedulerOutput) -> RunnerOutput:
+        members = [item for item in output.scheduled if item.request_id not in self._broken]
+        assert len({item.request_id for item in members}) == len(members), "scheduled twice"
+        for item in members:
+            self._write(item)
+        sampled: dict[str, SampledToken] = {}
+        errors: dict[str, str] = {}
+        for item in members:
+            self._verify(item)
+            if item.request_id in self.request_faults:
+                self.request_faults.discard(item.request_id)
+                self._broken.add(item.request_id)
+                errors[item.request_id] = "fault in the request"
+            elif item.is_sampling:
+                sampled[item.request_id] = self._sample(item)
+        return RunnerOutput(
+            sampled=sampled,
+            errors=errors,
+            execute_s=1e-3 * output.num_tokens,
+            swap_out_s=1e-3 * len(output.moves.swap_outs),
+            swap_in_s=1e-3 * len(output.moves.swap_ins),
+        )
+
+    def _write(self, item: ScheduledRequest) -> None:
+        hashes = self._hashes[item.request_id]
+        end = item.num_computed_tokens + item.num_new_tokens
+        assert item.num_new_tokens > 0 and end <= len(hashes), f"{item} computes unknown tokens"
+        for position in range(item.num_computed_tokens, end):
+            block_id = item.block_table[position // self.block_size]
+            slot = position % self.block_size
+            if item.kind == "padding":
+                assert self.memory[block_id][slot] == hashes[position], f"{item} changes its past"
+            self.memory[block_id][slot] = hashes[position]
+
+    def _verify(self, item: ScheduledRequest) -> None:
+        end = item.num_computed_tokens + item.num_new_tokens
+        num_blocks = -(-end // self.block_size)
+        stored = [value for i in item.block_table[:num_blocks] for value in self.memory[i]]
+        assert stored[:end] == self._hashes[item.request_id][:end], f"wrong contents for {item}"
+
+    def _sample(self, item: ScheduledRequest) -> SampledToken:
+        tokens, hashes = self.tokens[item.request_id], self._hashes[item.request_id]
+        end = item.num_computed_tokens + item.num_new_tokens
+        assert end == len(tokens), f"{item} samples before its last token"
+        token_id = next_token(hashes[-1], self.requests[item.request_id].sampling_params.seed or 0)
+        tokens.append(token_id)
+        hashes.append(extend_hash(hashes[-1], token_id))
+        return SampledToken(token_id=token_id)
