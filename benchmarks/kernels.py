@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def bench_linear(kernels: NativeKernels, peak: float) -> None:
         weight = kernels.prepare_linear([matrix], [None])
         for num_rows in LINEAR_ROWS:
             x = rng.standard_normal((num_rows, in_features), np.float32)
-            seconds = best_seconds(lambda x=x, weight=weight: kernels.linear(x, weight))
+            seconds = best_seconds(partial(kernels.linear, x, weight))
             rate = num_rows * out_features * in_features / seconds / 1e9
             print(
                 f"linear {out_features:5} x {in_features:4}, {num_rows:3} rows:"
@@ -76,11 +77,7 @@ def bench_attention(kernels: NativeKernels, peak: float) -> None:
         )
         cache = rng.standard_normal((num_blocks, 4, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM), np.float32)
         query = rng.standard_normal((num_sequences * new_tokens, HEADS, HEAD_DIM), np.float32)
-        seconds = best_seconds(
-            lambda query=query, cache=cache, layout=layout: kernels.paged_attention(
-                query, cache, 0, layout, spec
-            )
-        )
+        seconds = best_seconds(partial(kernels.paged_attention, query, cache, 0, layout, spec))
         pairs = sum(int(position) + 1 for position in layout.positions)
         rate = 2 * pairs * HEADS * HEAD_DIM / seconds / 1e9
         bytes_read = num_sequences * context * 2 * KV_HEADS * HEAD_DIM * 4

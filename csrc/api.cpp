@@ -22,7 +22,8 @@ namespace {
 constexpr int64_t kPanelWidth = CHAIRLIFT_PANEL_WIDTH;
 constexpr int64_t kRowsPerItem = 256;    // activations of one item stay in L2
 constexpr int64_t kPanelsPerItem = 2;    // of a single row: one pass of the kernel
-constexpr int64_t kQueriesPerTile = 64;  // rows of a tile times heads of the group
+constexpr int64_t kQueriesPerTile = 64;  // rows of a tile times query heads
+constexpr int64_t kTilesPerThread = 4;   // enough to share out evenly
 constexpr int64_t kMaxThreads = 1024;
 
 thread_local std::string last_error;
@@ -82,23 +83,29 @@ int32_t check_sequence(const chairlift_attention& task, int64_t sequence) {
   return CHAIRLIFT_OK;
 }
 
-std::vector<AttentionTile> cut_attention(const chairlift_attention& task) {
-  const int64_t heads = task.num_heads / task.num_kv_heads;
-  const int64_t tile_rows = std::max<int64_t>(1, kQueriesPerTile / heads);
+// Results do not depend on the cut.  Where there is work enough for all threads, a tile takes as
+// many key/value heads as it has room for: they lie side by side, and long runs of memory read
+// faster than short ones.
+std::vector<AttentionTile> cut_attention(const chairlift_attention& task, int64_t num_threads) {
+  const int64_t group = task.num_heads / task.num_kv_heads;
+  const int64_t tile_rows = std::max<int64_t>(1, kQueriesPerTile / group);
+  const bool plenty = task.num_sequences >= kTilesPerThread * num_threads;
   std::vector<AttentionTile> tiles;
   for (int64_t s = 0; s < task.num_sequences; ++s) {
     const int64_t first = task.query_start[s], last = task.query_start[s + 1];
     for (int64_t row = first; row < last; row += tile_rows) {
       const int64_t rows = std::min(tile_rows, last - row);
       const int64_t position = task.context_lens[s] - (last - row);
-      for (int64_t head = 0; head < task.num_kv_heads; ++head) {
-        tiles.push_back({s, head, row, rows, position});
+      const int64_t room = plenty ? kQueriesPerTile / (rows * group) : 1;
+      const int64_t heads = std::max<int64_t>(1, std::min(room, task.num_kv_heads));
+      for (int64_t head = 0; head < task.num_kv_heads; head += heads) {
+        tiles.push_back({s, head, std::min(heads, task.num_kv_heads - head), row, rows, position});
       }
     }
   }
   // Costly tiles first, so that the threads finish together.
   const auto cost = [](const AttentionTile& tile) {
-    return tile.num_rows * (2 * tile.first_position + tile.num_rows);
+    return tile.num_kv_heads * tile.num_rows * (2 * tile.first_position + tile.num_rows);
   };
   std::stable_sort(tiles.begin(), tiles.end(), [&](const AttentionTile& a, const AttentionTile& b) {
     return cost(a) > cost(b);
@@ -135,9 +142,9 @@ void pack_panel(const float* weight, int64_t out_features, int64_t in_features, 
 
 }  // namespace
 
-int64_t attention_scratch_floats(const chairlift_attention& task, int64_t num_rows) {
+int64_t attention_scratch_floats(const chairlift_attention& task, const AttentionTile& tile) {
   const int64_t dim = task.head_dim, padded = divide_up(dim, 16) * 16;
-  const int64_t queries = num_rows * (task.num_heads / task.num_kv_heads);
+  const int64_t queries = tile.num_kv_heads * tile.num_rows * (task.num_heads / task.num_kv_heads);
   return queries * (padded + 16 + dim + 17) + 16 * (dim + padded);
 }
 
@@ -229,11 +236,12 @@ int32_t chairlift_paged_attention_f32(chairlift_pool* pool, const chairlift_atte
     }
     if (status != CHAIRLIFT_OK) return status;
     const chairlift::KernelTable& table = chairlift::kernels();
-    const std::vector<AttentionTile> tiles = chairlift::cut_attention(*task);
+    const std::vector<AttentionTile> tiles =
+        chairlift::cut_attention(*task, pool->threads.num_threads());
     std::atomic<bool> memory_ran_out{false};
     pool->threads.for_each(static_cast<int64_t>(tiles.size()), [&](int64_t item) {
       const AttentionTile& tile = tiles[item];
-      const int64_t floats = chairlift::attention_scratch_floats(*task, tile.num_rows);
+      const int64_t floats = chairlift::attention_scratch_floats(*task, tile);
       float* scratch = chairlift::thread_scratch(static_cast<size_t>(floats));
       if (scratch) {
         table.attention(*task, tile, scratch);

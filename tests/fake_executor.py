@@ -10,18 +10,25 @@ a request must yield, whatever its company.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from chairlift.core.block_pool import BlockPool
+from chairlift.clock import ManualClock
+from chairlift.config import SchedulerConfig
+from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv_cache_manager import KVCacheManager
+from chairlift.core.preemption_cost import PreemptionCost
 from chairlift.core.request import Request
+from chairlift.core.scheduler import Scheduler
 from chairlift.core.scheduler_output import (
     NewRequest,
+    RequestUpdate,
     RunnerOutput,
     SampledToken,
     ScheduledRequest,
     SchedulerOutput,
 )
+from chairlift.events import StepRecord
 from chairlift.sampling_params import SamplingParams
 
 VOCAB_SIZE = 5
@@ -161,7 +168,7 @@ class FakeExecutor:
 
     def poison_free(self, kv: KVCacheManager) -> None:
         """Spoil every block that nobody may read any more."""
-        pool: BlockPool = kv.pool
+        pool = kv.pool
         for block_id, slots in enumerate(self.memory):
             if pool.ref_count(block_id) == 0 and not pool.is_cached(block_id):
                 slots[:] = [POISON] * self.block_size
@@ -227,3 +234,108 @@ class FakeExecutor:
         tokens.append(token_id)
         hashes.append(extend_hash(hashes[-1], token_id))
         return SampledToken(token_id=token_id)
+
+
+@dataclass
+class Ending:
+    """What a caller has seen of a request."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    error: str | None = None
+    is_released: bool = False
+    released_at_step: int | None = None
+
+
+class Rig:
+    """A real scheduler and loop over a fake executor, driven by hand, with its callers' view."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        *,
+        block_size: int = 4,
+        num_swap_blocks: int = 0,
+        enable_prefix_caching: bool = True,
+        overlap_depth: int = 0,
+        cost: PreemptionCost | None = None,
+        **options: Any,
+    ) -> None:
+        self.kv = KVCacheManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            num_swap_blocks=num_swap_blocks,
+        )
+        self.scheduler = Scheduler(SchedulerConfig(**options), self.kv, cost)
+        self.executor = FakeExecutor.for_cache(self.kv, overlap_depth)
+        self.clock = ManualClock()
+        self.core = EngineCore(self.scheduler, self.executor, self.clock)
+        self.requests: dict[str, Request] = {}
+        self.endings: dict[str, Ending] = {}
+        self.num_steps = 0
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return list(self.core.recorder.records)
+
+    @property
+    def running_ids(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.running]
+
+    def add(self, request_id: str, prompt: Sequence[int] | int, *args: Any, **named: Any) -> Request:
+        """As `make_request()`, put in line now."""
+        request = make_request(
+            request_id, prompt, *args, arrival_time=self.clock.now(), **named
+        )
+        self.core.add_request(request)
+        self.requests[request_id] = request
+        self.endings[request_id] = Ending()
+        return request
+
+    def step(self, num_steps: int = 1) -> None:
+        """Some steps, with the books checked and free memory spoilt after each."""
+        for _ in range(num_steps):
+            self.num_steps += 1
+            self.take(self.core.step())
+            self.scheduler.check_integrity()
+            self.executor.poison_free(self.kv)
+
+    def take(self, updates: Iterable[RequestUpdate | None]) -> None:
+        for update in updates:
+            assert update is not None
+            ending = self.endings[update.request_id]
+            assert not ending.is_released, "told about a request that has gone"
+            ending.tokens.extend(update.new_token_ids)
+            if update.finish_reason is not None:
+                assert ending.reason is None, "ended twice"
+                ending.reason, ending.error = update.finish_reason, update.error
+            if update.is_released:
+                ending.is_released, ending.released_at_step = True, self.num_steps
+
+    def abort(self, request_id: str) -> None:
+        self.take([self.core.abort(request_id)])
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Until nobody is left; waiting windows pass at once."""
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                return
+            self.step()
+            if idle_s := self.core.idle_s():
+                self.clock.advance(idle_s + 1e-9)
+        raise AssertionError(f"not done after {max_steps} steps: {list(self.scheduler.requests)}")
+
+    def check_solo(self, *request_ids: str) -> None:
+        """These requests (or all) have ended as they would have alone."""
+        for request_id in request_ids or self.requests:
+            request, ending = self.requests[request_id], self.endings[request_id]
+            solo = solo_tokens(
+                request.prompt_token_ids,
+                max_tokens=request.max_tokens,
+                seed=request.sampling_params.seed or 0,
+                stop_token_ids=request.stop_token_ids,
+            )
+            assert ending.tokens == solo, request_id
+            assert ending.reason == ("stop" if solo[-1] in request.stop_token_ids else "length")
+            assert ending.is_released, request_id

@@ -24,11 +24,12 @@ struct LinearTile {
   int64_t num_panels;
 };
 
-// A tile of attention: consecutive query rows of one sequence, and the query heads that read one
-// key/value head.
+// A tile of attention: consecutive query rows of one sequence, and the query heads that read some
+// consecutive key/value heads.
 struct AttentionTile {
   int64_t sequence;
-  int64_t kv_head;
+  int64_t first_kv_head;
+  int64_t num_kv_heads;
   int64_t first_row;  // of the whole step
   int64_t num_rows;
   int64_t first_position;  // of first_row in its sequence
@@ -42,8 +43,8 @@ struct KernelTable {
   int64_t (*fma_burst)(int64_t rounds, float* sink);
 };
 
-// Floats of scratch that `attention` needs for a tile of num_rows.
-int64_t attention_scratch_floats(const chairlift_attention& task, int64_t num_rows);
+// Floats of scratch that `attention` needs for a tile.
+int64_t attention_scratch_floats(const chairlift_attention& task, const AttentionTile& tile);
 
 extern const KernelTable kScalarKernels;
 #if defined(CHAIRLIFT_X86)

@@ -7,8 +7,8 @@
 // own range of positions only, and groups come in order, so a query's result is the same to the bit
 // in any tile: that is what makes prefill, chunks and decode agree.
 //
-//   scratch | queries [Q][D] | sums [Q][P] | weights [Q][16] | keys [D][16] | values [16][P] |
-//   Q = rows * heads of the group, P = D rounded up to 16
+//   scratch | sums [Q][P] | weights [Q][16] | keys [D][16] | values [16][P] | queries [Q][D] | ...
+//   Q = key/value heads of the tile * rows * query heads of a group, P = D rounded up to 16
 #pragma once
 
 #include <cmath>
@@ -52,7 +52,7 @@ CHAIRLIFT_INLINE Range visible(const chairlift_attention& task, int64_t position
   return {window > 0 ? at_least(0, position + 1 - window) : 0, position + 1};
 }
 
-// Addresses of the keys of one group of sixteen positions.
+// Addresses of the keys of one group of sixteen positions, at the tile's first head.
 struct KeyGroup {
   const float* key[kLanes];  // null outside the range that the tile reads
 };
@@ -60,7 +60,7 @@ struct KeyGroup {
 CHAIRLIFT_INLINE void locate_keys(const chairlift_attention& task, const AttentionTile& tile,
                                   int64_t group_start, Range range, KeyGroup& group) {
   const int32_t* table = task.block_tables + tile.sequence * task.max_blocks;
-  const float* head = task.kv_cache + tile.kv_head * task.head_dim;
+  const float* head = task.kv_cache + tile.first_kv_head * task.head_dim;
   int64_t block = group_start / task.block_size;
   int64_t offset = group_start - block * task.block_size;
   for (int j = 0; j < kLanes; ++j) {
@@ -75,10 +75,11 @@ CHAIRLIFT_INLINE void locate_keys(const chairlift_attention& task, const Attenti
   }
 }
 
-CHAIRLIFT_INLINE void prefetch_group(const KeyGroup& group, int64_t value_offset, int64_t dim) {
+CHAIRLIFT_INLINE void prefetch_group(const KeyGroup& group, int64_t value_offset, int64_t first,
+                                     int64_t width) {
   for (int j = 0; j < kLanes; ++j) {
     if (!group.key[j]) continue;
-    for (int64_t i = 0; i < dim; i += kLanes) {
+    for (int64_t i = first; i < first + width; i += kLanes) {
       prefetch(group.key[j] + i);
       prefetch(group.key[j] + value_offset + i);
     }
@@ -189,20 +190,50 @@ CHAIRLIFT_INLINE void update_softmax(Softmax& softmax, float* scores, int begin,
   (total + weight).store(softmax.total);
 }
 
+// Sizes of a tile, per key/value head.
+struct TileShape {
+  int64_t dim;
+  int64_t padded;   // dim rounded up to whole vectors
+  int64_t group;    // query heads that share the key/value head
+  int64_t queries;  // rows * group
+};
+
 struct TileScratch {
-  float* queries;
   float* sums;
   float* weights;
   float* keys;
   float* values;
+  float* queries;
   Softmax* softmax;
 };
 
-// All queries of the tile against one group of positions.
+CHAIRLIFT_INLINE TileScratch lay_out(float* memory, int64_t num_queries, const TileShape& shape) {
+  TileScratch scratch;
+  scratch.sums = memory;
+  scratch.weights = scratch.sums + num_queries * shape.padded;
+  scratch.keys = scratch.weights + num_queries * kLanes;
+  scratch.values = scratch.keys + shape.dim * kLanes;
+  scratch.queries = scratch.values + kLanes * shape.padded;
+  scratch.softmax = reinterpret_cast<Softmax*>(scratch.queries + num_queries * shape.dim);
+  return scratch;
+}
+
+// The part of one of the tile's key/value heads; keys and values are shared.
+CHAIRLIFT_INLINE TileScratch part_of_head(TileScratch scratch, int64_t head,
+                                          const TileShape& shape) {
+  const int64_t first_query = head * shape.queries;
+  scratch.sums += first_query * shape.padded;
+  scratch.weights += first_query * kLanes;
+  scratch.queries += first_query * shape.dim;
+  scratch.softmax += first_query;
+  return scratch;
+}
+
+// The queries of one of the tile's key/value heads against one group of positions.
 CHAIRLIFT_INLINE void attend_group(const chairlift_attention& task, const AttentionTile& tile,
-                                   const TileScratch& scratch, const KeyGroup& group,
-                                   int64_t group_start, int64_t heads, int64_t padded) {
-  const int64_t dim = task.head_dim;
+                                   const TileShape& shape, const TileScratch& scratch,
+                                   const KeyGroup& group, int64_t group_start, int64_t head) {
+  const int64_t dim = shape.dim, padded = shape.padded, heads = shape.group;
   // Rows of the tile that see any of these positions: consecutive, since both ends of a row's range
   // move on from row to row.
   int64_t first = 0, last = tile.num_rows;
@@ -218,8 +249,8 @@ CHAIRLIFT_INLINE void attend_group(const chairlift_attention& task, const Attent
   const float* value[kLanes];
   for (int64_t i = 0; i < dim; ++i) scratch.values[i] = 0.0f;
   for (int j = 0; j < kLanes; ++j) {
-    key[j] = group.key[j] ? group.key[j] : scratch.values;
-    value[j] = group.key[j] ? group.key[j] + task.value_offset : nullptr;
+    key[j] = group.key[j] ? group.key[j] + head * dim : scratch.values;
+    value[j] = group.key[j] ? key[j] + task.value_offset : nullptr;
   }
   transpose_rows(key, dim, scratch.keys);
   if (padded != dim) {
@@ -267,34 +298,51 @@ CHAIRLIFT_INLINE void attend_group(const chairlift_attention& task, const Attent
                             scratch.sums + q * padded, padded);
 }
 
-TileScratch lay_out(float* memory, int64_t num_queries, int64_t dim, int64_t padded) {
-  TileScratch scratch;
-  scratch.sums = memory;
-  scratch.weights = scratch.sums + num_queries * padded;
-  scratch.keys = scratch.weights + num_queries * kLanes;
-  scratch.values = scratch.keys + dim * kLanes;
-  scratch.queries = scratch.values + kLanes * padded;
-  scratch.softmax = reinterpret_cast<Softmax*>(scratch.queries + num_queries * dim);
-  return scratch;
+// Where the queries of a row and key/value head of the tile begin, in `query` and in `out`.
+CHAIRLIFT_INLINE int64_t query_offset(const chairlift_attention& task, const AttentionTile& tile,
+                                      const TileShape& shape, int64_t row, int64_t head) {
+  const int64_t first_head = (tile.first_kv_head + head) * shape.group;
+  return ((tile.first_row + row) * task.num_heads + first_head) * shape.dim;
+}
+
+CHAIRLIFT_INLINE void start_head(const chairlift_attention& task, const AttentionTile& tile,
+                                 const TileShape& shape, const TileScratch& scratch, int64_t head) {
+  for (int64_t row = 0; row < tile.num_rows; ++row) {
+    const float* query = task.query + query_offset(task, tile, shape, row, head);
+    float* copy = scratch.queries + row * shape.group * shape.dim;
+    for (int64_t i = 0; i < shape.group * shape.dim; ++i) copy[i] = query[i];
+  }
+  for (int64_t i = 0; i < shape.queries * shape.padded; ++i) scratch.sums[i] = 0.0f;
+  for (int64_t q = 0; q < shape.queries; ++q) {
+    scratch.softmax[q].largest = kMinusInfinity;
+    for (int j = 0; j < kLanes; ++j) scratch.softmax[q].total[j] = 0.0f;
+  }
+}
+
+CHAIRLIFT_INLINE void finish_head(const chairlift_attention& task, const AttentionTile& tile,
+                                  const TileShape& shape, const TileScratch& scratch,
+                                  int64_t head) {
+  for (int64_t row = 0; row < tile.num_rows; ++row) {
+    float* out = task.out + query_offset(task, tile, shape, row, head);
+    for (int64_t g = 0; g < shape.group; ++g) {
+      const int64_t q = row * shape.group + g;
+      const float total = sum_lanes(F16::load(scratch.softmax[q].total));
+      for (int64_t i = 0; i < shape.dim; ++i) {
+        out[g * shape.dim + i] = scratch.sums[q * shape.padded + i] / total;
+      }
+    }
+  }
 }
 
 void paged_attention(const chairlift_attention& task, const AttentionTile& tile, float* memory) {
-  const int64_t dim = task.head_dim;
-  const int64_t padded = (dim + kLanes - 1) / kLanes * kLanes;
-  const int64_t heads = task.num_heads / task.num_kv_heads;
-  const int64_t num_queries = tile.num_rows * heads;
-  const TileScratch scratch = lay_out(memory, num_queries, dim, padded);
-  const int64_t row_stride = task.num_heads * dim;
-  const int64_t tile_start = tile.first_row * row_stride + tile.kv_head * heads * dim;
-
-  for (int64_t row = 0; row < tile.num_rows; ++row) {
-    const float* query = task.query + tile_start + row * row_stride;
-    for (int64_t i = 0; i < heads * dim; ++i) scratch.queries[row * heads * dim + i] = query[i];
-  }
-  for (int64_t i = 0; i < num_queries * padded; ++i) scratch.sums[i] = 0.0f;
-  for (int64_t q = 0; q < num_queries; ++q) {
-    scratch.softmax[q].largest = kMinusInfinity;
-    for (int j = 0; j < kLanes; ++j) scratch.softmax[q].total[j] = 0.0f;
+  TileShape shape;
+  shape.dim = task.head_dim;
+  shape.padded = (shape.dim + kLanes - 1) / kLanes * kLanes;
+  shape.group = task.num_heads / task.num_kv_heads;
+  shape.queries = tile.num_rows * shape.group;
+  const TileScratch scratch = lay_out(memory, tile.num_kv_heads * shape.queries, shape);
+  for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+    start_head(task, tile, shape, part_of_head(scratch, head, shape), head);
   }
 
   const Range range = {visible(task, tile.first_position).begin,
@@ -303,18 +351,17 @@ void paged_attention(const chairlift_attention& task, const AttentionTile& tile,
   KeyGroup group, next;
   locate_keys(task, tile, start, range, group);
   for (; start < range.end; start += kLanes) {
-    if (start + kLanes < range.end) {
-      locate_keys(task, tile, start + kLanes, range, next);
-      prefetch_group(next, task.value_offset, dim);
+    const bool has_next = start + kLanes < range.end;
+    if (has_next) locate_keys(task, tile, start + kLanes, range, next);
+    for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+      if (has_next) prefetch_group(next, task.value_offset, head * shape.dim, shape.dim);
+      attend_group(task, tile, shape, part_of_head(scratch, head, shape), group, start, head);
     }
-    attend_group(task, tile, scratch, group, start, heads, padded);
     group = next;
   }
 
-  for (int64_t q = 0; q < num_queries; ++q) {
-    const float total = sum_lanes(F16::load(scratch.softmax[q].total));
-    float* out = task.out + tile_start + q / heads * row_stride + q % heads * dim;
-    for (int64_t i = 0; i < dim; ++i) out[i] = scratch.sums[q * padded + i] / total;
+  for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+    finish_head(task, tile, shape, part_of_head(scratch, head, shape), head);
   }
 }
 

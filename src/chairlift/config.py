@@ -39,6 +39,7 @@ class SchedulerConfig:
     preemption_mode: PreemptionModeName = "auto"
     static_batch_size: int = 32
     batch_wait_ms: float = 50.0
+    long_prefill_token_threshold: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,8 @@ class EngineConfig:
     """When requests get on and off: continuous, dynamic or static."""
     prefill_policy: PrefillPolicyName | None = None
     """chunked: prompts ride along in pieces; separated: a step is all prefill or all decode."""
+    long_prefill_token_threshold: int = 0
+    """Tokens of one prompt that a step may compute at most; 0: as many as fit the step."""
     scheduling_policy: SchedulingPolicyName = "fcfs"
     """fcfs, or priority: lower numbers first, and they may interrupt higher ones."""
     static_batch_size: int = 32
@@ -104,6 +107,7 @@ class EngineConfig:
         for name in ("max_num_seqs", "static_batch_size"):
             _integer(name, getattr(self, name), 1)
         _integer("block_size", self.block_size, 1, 256)
+        _integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if self.gpu_memory_utilization is not None:

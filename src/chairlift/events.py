@@ -16,7 +16,13 @@ StepKind = Literal["prefill", "decode", "mixed", "idle"]
 MemberKind = Literal["prefill", "decode", "padding"]
 PreemptionMode = Literal["recompute", "swap"]
 AdmissionLimit = Literal[
-    "arrivals", "max_num_seqs", "max_num_batched_tokens", "blocks", "batching_policy", "long_prefill"
+    "arrivals",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "blocks",
+    "batching_policy",
+    "prefill_policy",
+    "long_prefill",
 ]
 """What kept the next request out: "arrivals" means that nobody was waiting."""
 

@@ -45,7 +45,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_requests or bool(self._in_flight)
+        return self.scheduler.has_requests or self.scheduler.has_updates or bool(self._in_flight)
 
     def step(self) -> list[RequestUpdate]:
         """Schedule a step and submit it; read the oldest one whose turn it is.
@@ -69,7 +69,7 @@ class EngineCore:
 
     def idle_s(self) -> float | None:
         """Seconds until a waiting window ends; 0 if a step would do something; None: never."""
-        if self._in_flight or self.scheduler.running:
+        if self._in_flight or self.scheduler.running or self.scheduler.has_updates:
             return 0.0
         wake_at = self.scheduler.wake_at()
         if wake_at is not None:
@@ -98,7 +98,7 @@ class EngineCore:
             updates = self.scheduler.update(step.output, result)
         else:
             updates = self.scheduler.fail_step(step.output, f"the step failed: {error}")
-        if step.output.scheduled or step.output.moves:
+        if step.output.scheduled or step.output.moves or step.output.preemptions:
             self.recorder.record(
                 step.output,
                 result,

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 
 from chairlift.core.request import Request
 
+_MIN_HEAP_SIZE = 64
+"""The heap is built anew when removed entries outnumber the others by more than this."""
+
 
 class RequestQueue:
-    """A heap by rank with lazy removal.  O(log n) to add and take, O(1) to look and remove."""
+    """A heap by rank with lazy removal.  O(log n) to add, amortised O(1) to look and remove."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], str]] = []
@@ -36,6 +39,9 @@ class RequestQueue:
 
     def remove(self, request_id: str) -> None:
         del self._requests[request_id]
+        if len(self._heap) > 2 * len(self._requests) + _MIN_HEAP_SIZE:
+            self._heap = [(request.rank, name) for name, request in self._requests.items()]
+            heapq.heapify(self._heap)
 
     def peek(self) -> Request | None:
         """The first in line."""
@@ -46,13 +52,6 @@ class RequestQueue:
                 return request
             heapq.heappop(self._heap)
         return None
-
-    def pop(self) -> Request:
-        request = self.peek()
-        assert request is not None, "pop() from an empty queue"
-        heapq.heappop(self._heap)
-        del self._requests[request.request_id]
-        return request
 
 
 class WaitingQueue:

@@ -73,7 +73,7 @@ class Scheduler:
         """Preempted requests that kept some blocks."""
         self._sent: set[str] = set()
         self._finished_request_ids: list[str] = []
-        self._updates: list[RequestUpdate] = []
+        self._updates: dict[str, RequestUpdate] = {}
         self._num_in_flight = 0
         self._num_overtakes = 0
         self._arrivals = itertools.count()
@@ -96,7 +96,7 @@ class Scheduler:
         request.rank = (request.priority if by_priority else 0, next(self._arrivals))
         self.requests[request.request_id] = request
         sibling = self.requests.get(request.fork_of) if request.fork_of is not None else None
-        if sibling is not None and self._will_share(sibling):
+        if sibling is not None and self.batching.admits_while_running and self._will_share(sibling):
             self._parked.setdefault(sibling.request_id, []).append(request)
         else:
             self.waiting.add(request)
@@ -108,7 +108,7 @@ class Scheduler:
             return None
         self._finish(request, RequestStatus.FINISHED_ABORTED)
         self._end_static_batch()
-        return self._take_update(request_id)
+        return self._updates.pop(request_id, None)
 
     def finish(
         self,
@@ -133,6 +133,11 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def has_updates(self) -> bool:
+        """Something happened between steps that `take_updates()` has not told yet."""
+        return bool(self._updates)
 
     def wake_at(self) -> float | None:
         """When a waiting window ends; None if only arrivals and steps matter."""
@@ -163,6 +168,8 @@ class Scheduler:
             self._schedule_prefills(output, budget, now)
             if not output.scheduled and not phases.decode:
                 self._schedule_decodes(output)  # nobody could get on: no reason to stand still
+        elif self.num_waiting or len(self.swapped):
+            output.limit = "prefill_policy"
         self.prefill.step_built(has_prefill=any(i.kind == "prefill" for i in output.scheduled))
         return self._seal(output)
 
@@ -194,12 +201,13 @@ class Scheduler:
         for request in prefills:
             if request is not longest and left > 0:
                 left -= self._ride_chunk(output, request, left)
-        left = self._admit(output, left, now, long_in_progress=longest is not None)
+        left = self._admit(output, left, now, longest)
         if longest is not None and longest.status is RequestStatus.RUNNING:
             self._ride_chunk(output, longest, left + reserved)
 
     def _ride_chunk(self, output: SchedulerOutput, request: Request, budget: int) -> int:
-        num_tokens = min(request.num_remaining_tokens, budget)
+        limit = self.config.long_prefill_token_threshold or budget
+        num_tokens = min(request.num_remaining_tokens, budget, limit)
         if num_tokens > 0:
             self._ride(output, request, num_tokens, "prefill")
         return max(0, num_tokens)
@@ -246,10 +254,11 @@ class Scheduler:
 
     # -- getting on --------------------------------------------------------------------------
     def _admit(
-        self, output: SchedulerOutput, budget: int, now: float, *, long_in_progress: bool
+        self, output: SchedulerOutput, budget: int, now: float, longest: Request | None
     ) -> int:
         """Let requests on while the policy, the seats, the budget and memory allow it.
 
+        `longest` is the long prompt in progress, which keeps other long ones of a worse rank out.
         Returns the budget left, and leaves in `output.limit` what kept the next one out.
         """
         first = self._next_in_line(skip_long=False)
@@ -261,12 +270,15 @@ class Scheduler:
             oldest_arrival=first.arrival_time,
             num_running=len(self.running),
         )
-        overtaken: AdmissionLimit | None = "long_prefill" if long_in_progress else None
+        next_long = self.waiting.long.peek()
+        overtaken: AdmissionLimit | None = None
+        if longest is not None and next_long is not None and longest.rank < next_long.rank:
+            overtaken = "long_prefill"
         while True:
             request = self._next_in_line(skip_long=overtaken is not None)
             output.limit = self._limit(request, output, quota, budget, overtaken)
             if request is None or output.limit != "arrivals":
-                return budget
+                break
             is_long = self.waiting.is_long(request)
             if not self._give_blocks(request, output):
                 if request.is_finished:
@@ -275,7 +287,7 @@ class Scheduler:
                     overtaken = "blocks"
                     continue
                 output.limit = "blocks"
-                return budget
+                break
             if overtaken == "blocks":
                 self._num_overtakes += 1
             elif is_long:
@@ -284,6 +296,8 @@ class Scheduler:
             self._get_on(request, output)
             quota -= 1
             budget -= self._ride_chunk(output, request, budget)
+        self.batching.step_admitted(len(output.admitted), output.limit)
+        return budget
 
     def _limit(
         self,
@@ -296,6 +310,8 @@ class Scheduler:
         """What forbids admitting `request`, "arrivals" if nothing does."""
         if request is None:
             return overtaken if overtaken is not None and len(self.waiting) else "arrivals"
+        if overtaken is not None and self._is_of_worse_class(request, self.waiting.long.peek()):
+            return overtaken  # only its own class may pass it
         if len(self.running) >= self.config.max_num_seqs:
             return "max_num_seqs"
         if quota <= 0:
@@ -311,6 +327,10 @@ class Scheduler:
         waiting = self.waiting.short.peek() if skip_long else self.waiting.peek()
         heads = [head for head in (self.swapped.peek(), waiting) if head is not None]
         return min(heads, key=lambda request: request.rank, default=None)
+
+    @staticmethod
+    def _is_of_worse_class(request: Request, other: Request | None) -> bool:
+        return other is not None and request.rank[0] > other.rank[0]
 
     def _may_be_overtaken(self, request: Request) -> bool:
         """Short requests may pass a new one that memory keeps out, a limited number of times."""
@@ -389,8 +409,6 @@ class Scheduler:
             num_blocks = table_size
         keep = table_size - num_blocks
         num_tokens = max(0, victim.num_computed_tokens - keep * self.kv.block_size)
-        if victim.host_blocks:
-            num_tokens = min(num_tokens, (table_size - keep) * self.kv.block_size)
         mode, why = self._choose_mode(victim, num_blocks, num_tokens)
         free_before = self.kv.num_free_blocks
         self._leave_line(victim)
@@ -458,25 +476,40 @@ class Scheduler:
             self._holders[victim.request_id] = victim
 
     def _preempt_for_priority(self, output: SchedulerOutput) -> None:
-        """A request of a better class gets the place of the last running one of a worse class."""
-        if self.config.scheduling_policy != "priority" or self._num_in_flight:
-            return
+        """A request of a better class gets the place of the last ones of worse classes."""
         request = self._next_in_line(skip_long=False)
-        while request is not None and self.running:
-            victim = self.running[-1]
-            if victim.is_finished or victim.rank[0] <= request.rank[0]:
+        if self.config.scheduling_policy != "priority" or request is None:
+            return
+        if not self.batching.admits_while_running:
+            return
+        while True:
+            missing = self._num_missing_to_get_on(request)
+            if missing <= 0 and len(self.running) < self.config.max_num_seqs:
                 return
-            missing = (
-                self.kv.num_blocks_for(request.num_tokens)
-                + len(self.running)
-                - len(request.block_table)
-                - self.kv.num_free_blocks
-            )
-            if len(self.running) < self.config.max_num_seqs and missing <= 0:
+            victim = self._choose_victim_of_worse_class(request, has_memory=missing <= 0)
+            if victim is None:
+                return
+            if self._num_in_flight:
+                self.needs_drain = True
                 return
             self._take_back(victim, max(0, missing), output, f"priority of {request.request_id}")
-            if missing <= 0:
-                return
+
+    def _num_missing_to_get_on(self, request: Request) -> int:
+        """Blocks short before a request gets on, one for each running request included."""
+        needed = self.kv.num_blocks_for(request.num_tokens) - len(request.block_table)
+        return needed + len(self.running) - self.kv.num_free_blocks
+
+    def _choose_victim_of_worse_class(
+        self, request: Request, *, has_memory: bool
+    ) -> Request | None:
+        """The last in rank of those that kept blocks, if these are needed, or of the running."""
+        holders = () if has_memory else self._holders.values()
+        holder = max(holders, key=lambda holder: holder.rank, default=None)
+        last = self.running[-1] if self.running else None
+        for victim in (holder, last):
+            if victim is not None and self._is_of_worse_class(victim, request):
+                return victim
+        return None
 
     def _too_large(self, request: Request) -> str:
         return (
@@ -489,9 +522,9 @@ class Scheduler:
         """Book a step's tokens; returns what changed for each request, ended ones included."""
         self._resolve(output)
         for item in output.scheduled:
-            request = self.requests.get(item.request_id)
-            if request is None or request.is_finished:
-                continue  # it ended while the step was in flight, or it is padding
+            request = self._member(item)
+            if request is None:
+                continue
             error = result.errors.get(item.request_id)
             if error is not None:
                 request.num_pending_tokens = 0
@@ -503,7 +536,7 @@ class Scheduler:
                 self._update_for(request).prompt_logprobs.extend(prompt_logprobs)
             if item.is_sampling:
                 self._book_token(request, result)
-            if request.num_computed_tokens >= request.num_prompt_tokens:
+            if request.num_output_tokens:
                 self._unpark(request.request_id)
         self._observe(output, result)
         self._end_static_batch()
@@ -512,25 +545,43 @@ class Scheduler:
     def fail_step(self, output: SchedulerOutput, message: str) -> list[RequestUpdate]:
         """A whole step has failed: its members end, everybody else goes on."""
         for item in output.scheduled:
-            request = self.requests.get(item.request_id)
-            if request is not None and not request.is_finished:
+            request = self._member(item)
+            if request is not None:
                 request.num_pending_tokens = 0
                 self._fail(request, message)
-        for preemption in output.preemptions:
-            request = self.requests.get(preemption.request_id)
-            if request is not None and request.host_blocks:
-                # Its blocks may never have reached the swap pool: compute them again.
-                self._leave_line(request)
-                self.kv.drop_tail(request, 0)
-                self._return_to_line(request)
+        self._fail_swap_outs(output, message)
         self._resolve(output)
         self._end_static_batch()
         return self.take_updates()
 
     def take_updates(self) -> list[RequestUpdate]:
         """What has happened to requests since the last call."""
-        updates, self._updates = self._updates, []
-        return updates
+        updates, self._updates = self._updates, {}
+        return list(updates.values())
+
+    def _fail_swap_outs(self, output: SchedulerOutput, message: str) -> None:
+        """Blocks that left in a failed step may never have reached the swap pool."""
+        for preemption in output.preemptions:
+            request = self.requests.get(preemption.request_id)
+            if request is None or preemption.mode != "swap":
+                continue
+            if request.host_blocks:
+                self._leave_line(request)
+                self.kv.drop_tail(request, 0)  # compute them again
+                self._return_to_line(request)
+            elif request.status is RequestStatus.RUNNING:
+                request.num_pending_tokens = 0
+                self._fail(request, message)  # a step in flight has already brought them back
+
+    def _member(self, item: ScheduledRequest) -> Request | None:
+        """Who rode in a step; None for padding, and where it ended while the step was in flight.
+
+        Its id may belong to somebody else by now, its block table cannot.
+        """
+        request = self.requests.get(item.request_id)
+        if request is None or request.is_finished or request.block_table is not item.block_table:
+            return None
+        return request
 
     def _resolve(self, output: SchedulerOutput) -> None:
         self.kv.step_resolved(output.step_id)
@@ -554,28 +605,31 @@ class Scheduler:
         moves = output.moves
         self.cost.observe_swap_out(len(moves.swap_outs), result.swap_out_s)
         self.cost.observe_swap_in(len(moves.swap_ins), result.swap_in_s)
-        if len(output.scheduled) < self.config.max_num_batched_tokens:
-            num_prefill = sum(i.num_new_tokens for i in output.scheduled if i.kind == "prefill")
-            self.cost.observe_step(output.num_tokens, num_prefill, result.execute_s)
+        num_prefill = sum(i.num_new_tokens for i in output.scheduled if i.kind == "prefill")
+        self.cost.observe_step(output.num_tokens, num_prefill, result.execute_s)
 
     def _fail(self, request: Request, message: str) -> None:
         request.error = message
         self._finish(request, RequestStatus.FINISHED_ERROR)
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
-        """End a request.  It leaves at once, unless its static batch still runs."""
+        """End a request.  It leaves at once, unless its static batch still runs.
+
+        One that had finished and was held keeps its reason, which was told already.
+        """
         was_finished, was_running = request.is_finished, request.status is RequestStatus.RUNNING
         stays = (
             self.batching.holds_finished
             and was_running
             and status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH)
         )
-        if not (was_finished or was_running):
-            self._leave_line_or_parking(request)
-        request.status = status
-        update = self._update_for(request)
-        update.finish_reason = request.finish_reason
-        update.stop_reason, update.error = request.stop_reason, request.error
+        if not was_finished:
+            if not was_running:
+                self._leave_line_or_parking(request)
+            request.status = status
+            update = self._update_for(request)
+            update.finish_reason = request.finish_reason
+            update.stop_reason, update.error = request.stop_reason, request.error
         if not stays:
             if was_running or was_finished:
                 self.running.remove(request)
@@ -606,31 +660,26 @@ class Scheduler:
             self.running.clear()
 
     def _update_for(self, request: Request) -> RequestUpdate:
-        if self._updates and self._updates[-1].request_id == request.request_id:
-            return self._updates[-1]
-        update = RequestUpdate(
-            request_id=request.request_id, num_cached_tokens=request.num_cached_tokens
-        )
-        self._updates.append(update)
+        update = self._updates.get(request.request_id)
+        if update is None:
+            update = self._updates[request.request_id] = RequestUpdate(
+                request_id=request.request_id, num_cached_tokens=request.num_cached_tokens
+            )
         return update
-
-    def _take_update(self, request_id: str) -> RequestUpdate | None:
-        for index, update in enumerate(self._updates):
-            if update.request_id == request_id:
-                return self._updates.pop(index)
-        return None
 
     # -- forks -------------------------------------------------------------------------------
     def _will_share(self, sibling: Request) -> bool:
         """Whether waiting for this sibling's prompt is shorter than computing it again."""
         in_first_run = sibling.num_preemptions == 0 and not sibling.is_finished
-        return in_first_run and sibling.num_computed_tokens < sibling.num_prompt_tokens
+        return in_first_run and sibling.num_output_tokens == 0
 
     def _sibling_to_share(self, request: Request) -> Request | None:
         """The sibling whose computed prompt `request` may share, block by block."""
         sibling = self.requests.get(request.fork_of) if request.fork_of is not None else None
         if sibling is None or sibling.status is not RequestStatus.RUNNING:
             return None
+        if sibling.num_output_tokens == 0:
+            return None  # the step that computes its prompt has not been read
         return sibling if sibling.num_preemptions == 0 and request.num_preemptions == 0 else None
 
     def _unpark(self, request_id: str) -> None:

@@ -50,7 +50,8 @@ class SchedulerOutput:
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     new_requests: list[NewRequest] = field(default_factory=list)
     finished_request_ids: list[str] = field(default_factory=list)
-    """Gone since the last step: the runner may forget them."""
+    """Gone since the last step: the runner forgets them before it looks at `new_requests`, since an
+    id may be in use again.  It may never have heard of some, if a step failed."""
     moves: BlockMoves = field(default_factory=BlockMoves)
     admitted: list[str] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
@@ -59,8 +60,10 @@ class SchedulerOutput:
 
     @property
     def has_work(self) -> bool:
-        """Something to compute, to move or to forget."""
-        return bool(self.scheduled or self.moves or self.finished_request_ids)
+        """Something to compute, to move, to forget or to put on record."""
+        return bool(
+            self.scheduled or self.moves or self.finished_request_ids or self.preemptions
+        )
 
     @property
     def num_tokens(self) -> int:

@@ -62,6 +62,7 @@ def resolve_config(
         preemption_mode=asked.preemption_mode,
         static_batch_size=asked.static_batch_size,
         batch_wait_ms=asked.batch_wait_ms,
+        long_prefill_token_threshold=asked.long_prefill_token_threshold,
     )
     reasons = (
         *memory.describe(),

@@ -8,7 +8,7 @@ multiplies shapes that depend on the row's own context only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -95,21 +95,22 @@ class ReferenceKernels(ComposedKernels):
     def linear(self, x: FloatArray, weight: Linear) -> FloatArray:
         """x W^T + b as one matrix-vector product per row and panel; [T, out]."""
         assert isinstance(weight, ReferenceLinear)
-        rows = aligned_rows(x)
+        columns = aligned_rows(x)[:, :, None]
         result = np.empty((len(x), weight.out_features), np.float32)
 
-        def sweep(job: tuple[FloatArray, int]) -> None:
-            panel, start = job
-            for row, out in zip(rows, result[:, start : start + len(panel)], strict=True):
-                np.dot(panel, row, out=out)
+        def sweep(panels: Iterator[tuple[FloatArray, int]]) -> None:
+            for panel, start in panels:
+                # A stack of T columns [in, 1]: numpy runs one matrix-vector product for each.
+                np.matmul(panel, columns, out=result[:, start : start + len(panel), None])
 
         starts = np.cumsum([0] + [len(panel) for panel in weight.panels[:-1]])
-        jobs = zip(weight.panels, starts.tolist(), strict=True)
-        if self.num_threads == 1 or len(weight.panels) == 1:
-            for job in jobs:
-                sweep(job)
-        else:
-            list(self._executor.map(sweep, jobs))
+        # All threads, this one too, take panels from one iterator: a slow thread delays nobody.
+        panels = iter(list(zip(weight.panels, starts.tolist(), strict=True)))
+        num_helpers = min(self.num_threads, len(weight.panels)) - 1
+        helpers = [self._executor.submit(sweep, panels) for _ in range(num_helpers)]
+        sweep(panels)
+        for helper in helpers:
+            helper.result()
         if weight.bias is not None:
             result += weight.bias
         return result
@@ -184,6 +185,8 @@ def stack_linear(
 ) -> tuple[FloatArray, FloatArray | None]:
     """The matrices stacked along the output [out, in], and their biases [out] if there are any.
 
+    A single matrix comes back as it is, not copied.
+
     Raises:
         ValueError: no matrices, unequal widths, or a bias that does not fit its matrix.
     """
@@ -194,12 +197,13 @@ def stack_linear(
             raise ValueError(f"cannot stack {weight.shape} with {weights[0].shape}")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ValueError(f"a bias of shape {bias.shape} does not fit a matrix {weight.shape}")
-    matrix = np.concatenate([np.asarray(weight, np.float32) for weight in weights])
+    parts = [np.asarray(weight, np.float32) for weight in weights]
+    matrix = np.concatenate(parts) if len(parts) > 1 else parts[0]
     if all(bias is None for bias in biases):
         return matrix, None
     pairs = zip(weights, biases, strict=True)
-    parts = [np.zeros(len(weight)) if bias is None else bias for weight, bias in pairs]
-    return matrix, np.concatenate(parts).astype(np.float32)
+    stacked = [np.zeros(len(weight)) if bias is None else bias for weight, bias in pairs]
+    return matrix, np.concatenate(stacked).astype(np.float32)
 
 
 def gather_context(

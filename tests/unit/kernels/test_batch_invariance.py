@@ -159,6 +159,17 @@ def test_attention_in_any_batch(kernels: Kernels, data: st.DataObject) -> None:
     np.testing.assert_array_equal(together, alone)
 
 
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (5, 5), (80, 2)])
+def test_attention_in_a_large_batch(kernels: Kernels, num_heads: int, num_kv_heads: int) -> None:
+    """Enough sequences for a backend to cut its work in another way than for a few."""
+    lengths = [1 + 7 * i % 60 for i in range(40)]
+    case = PagedCase(make_spec(num_heads, num_kv_heads, 16), lengths, block_size=16)
+    chunks = [(s, n - 1 if s % 4 else 0, n) for s, n in enumerate(lengths)]
+    together = attend(kernels, case, *chunks)
+    alone = np.concatenate([attend(kernels, case, chunk) for chunk in chunks])
+    np.testing.assert_array_equal(together, alone)
+
+
 def test_attention_on_any_number_of_threads(make_kernels: MakeKernels) -> None:
     case = PagedCase(make_spec(6, 2, 32), [50, 1, 17, 90], block_size=16)
     chunks = [(0, 0, 50), (1, 0, 1), (2, 16, 17), (3, 40, 90)]

@@ -1,0 +1,60 @@
+"""Fixtures that many folders share: the default model, loaded once, and a tiny one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engines import load
+from parity.tiny_checkpoints import make_tiny_checkpoint
+
+from chairlift.engine.loaded_model import LoadedModel
+from chairlift.weights.model_source import DEFAULT_MODEL, resolve_model
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    """The default model's file, downloaded if it is not in the cache yet."""
+    return resolve_model(DEFAULT_MODEL, progress=False)
+
+
+@pytest.fixture(scope="session")
+def load_default_model(default_model_path: Path) -> Callable[[str], LoadedModel]:
+    """load_default_model("native") -> the default model on these kernels, loaded once."""
+    loaded: dict[str, LoadedModel] = {}
+
+    def get(kernels: str) -> LoadedModel:
+        if kernels not in loaded:
+            loaded[kernels] = load(default_model_path, kernels=kernels)
+        return loaded[kernels]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """tiny_folder("llama3") -> a folder with that tiny random checkpoint, made once."""
+    root = tmp_path_factory.mktemp("tiny")
+
+    def get(variant: str) -> Path:
+        folder = root / variant
+        if not folder.exists():
+            folder.mkdir()
+            make_tiny_checkpoint(variant, folder)
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def load_tiny(tiny_folder: Callable[[str], Path]) -> Callable[..., LoadedModel]:
+    """load_tiny("llama3", "reference") -> a tiny random model on these kernels, loaded once."""
+    loaded: dict[tuple[str, str], LoadedModel] = {}
+
+    def get(variant: str = "llama3", kernels: str = "native") -> LoadedModel:
+        if (variant, kernels) not in loaded:
+            loaded[variant, kernels] = load(tiny_folder(variant), kernels=kernels)
+        return loaded[variant, kernels]
+
+    return get
