@@ -198,7 +198,7 @@ def real_jobs(count: int, chunk: int) -> list[Job]:
     length = 3 if chunk == 1 else 5
     return [
         Job(
-            prompt=f"{index // len(texts) or ''}{texts[index % len(texts)]}",
+            prompt=texts[index] if index < len(texts) else f"{index} plus {index + 1} is",
             params=SamplingParams(
                 max_tokens=length + index % 3,
                 temperature=0.0 if index % 2 else 0.8,

@@ -1,4 +1,4 @@
-"""The same 48 or so requests through all three policies: the comparison that `chairlift demo` shows.
+"""The same requests through all three policies: the comparison that `chairlift demo` shows.
 
 Same model, kernels, seats, arrivals and step limits; only the policy differs.
 """

@@ -1,4 +1,4 @@
-"""One loaded model, an engine for each batching policy: the scheduler differs, nothing else does."""
+"""One loaded model, an engine for each batching policy: nothing but the scheduler differs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from chairlift.engine.engine import Engine
 from chairlift.engine.loaded_model import LoadedModel
 
 POLICIES: tuple[BatchingPolicyName, ...] = ("static", "dynamic", "continuous")
+DEFAULT_WAIT_MS = SchedulerConfig().batch_wait_ms
 
 
 def policy_config(
@@ -16,7 +17,7 @@ def policy_config(
     policy: BatchingPolicyName,
     *,
     num_seats: int,
-    batch_wait_ms: float = SchedulerConfig.batch_wait_ms,
+    batch_wait_ms: float = DEFAULT_WAIT_MS,
 ) -> SchedulerConfig:
     """The model's scheduler options with this policy and `num_seats` seats."""
     return dataclasses.replace(

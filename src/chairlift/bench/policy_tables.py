@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from chairlift.bench.client_limit import client_limit_note
@@ -63,6 +64,11 @@ class BenchPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.workload is not None and self.workload not in OUTPUT_RANGES:
+            raise ConfigError(
+                f"workload must be one of {', '.join(OUTPUT_RANGES)}, got {self.workload!r}",
+                field="workload",
+            )
         if not self.concurrency or min(self.concurrency) < 1:
             raise ConfigError(
                 "concurrency takes numbers of at least 1, such as 1,8,16", field="concurrency"
@@ -252,9 +258,7 @@ def measure_policies(
             policy,
             num_seats=plan.num_seats,
             concurrency=clients,
-            feed=lambda clients=clients: ClosedLoop(
-                _concurrency_requests(model, plan, clients), clients
-            ),
+            feed=partial(ClosedLoop, _concurrency_requests(model, plan, clients), clients),
         )
         for clients in plan.concurrency_rows
         for policy in POLICIES
@@ -265,7 +269,7 @@ def measure_policies(
             policy,
             num_seats=STATIC_BATCH_SIZE,
             concurrency=plan.num_requests,
-            feed=lambda row=row: OpenLoop(_length_requests(model, plan, row)),
+            feed=partial(OpenLoop, _length_requests(model, plan, row)),
         )
         for row in plan.length_rows
         for policy in LENGTH_POLICIES

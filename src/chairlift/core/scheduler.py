@@ -194,12 +194,14 @@ class Scheduler:
     def _schedule_prefills(self, output: SchedulerOutput, budget: int, now: float) -> None:
         """Chunks of prompts: of running requests first, then of those that get on now."""
         prefills = [r for r in self.running if r.is_prefilling and not r.is_finished]
-        longest = next((r for r in prefills if r.num_remaining_tokens > budget), None)
-        # A prompt longer than the step takes what the others leave, and at least its share.
-        left = budget // _LONG_PREFILL_SHARE if longest is not None else budget
-        reserved = budget - left
+        longest: Request | None = None
+        left, reserved = budget, 0
         for request in prefills:
-            if request is not longest and left > 0:
+            if longest is None and request.num_remaining_tokens > budget:
+                # A prompt longer than the step takes what others leave, and at least its share.
+                longest, reserved = request, left - left // _LONG_PREFILL_SHARE
+                left -= reserved
+            else:
                 left -= self._ride_chunk(output, request, left)
         left = self._admit(output, left, now, longest)
         if longest is not None and longest.status is RequestStatus.RUNNING:

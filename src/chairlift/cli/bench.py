@@ -1,0 +1,88 @@
+"""`chairlift bench`: measurements on this machine.  So far: the batching policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from chairlift.cli.dataclass_options import Values, with_options
+from chairlift.config import EngineConfig
+
+if TYPE_CHECKING:
+    from chairlift.bench.policy_tables import WorkloadName
+
+app = typer.Typer(help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=False)
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("policies")
+@with_options(EngineConfig, only=("model", "threads", "kernels"))
+def policies(
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fixed|varied|extreme",
+            help="fixed: by requests at once. varied, extreme: by output lengths. Default: all.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at once, for the fixed workload.")
+    ] = "1,8,16,32",
+    scale: Annotated[
+        float,
+        typer.Option(help="Multiplies all lengths; 1 is 512 tokens in and 128 (up to 1024) out."),
+    ] = 0.125,
+    num_requests: Annotated[int, typer.Option(help="Requests of a run at most.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of lengths and prompts.")] = 0,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the results here.")
+    ] = None,
+    plot_path: Annotated[Path | None, typer.Option("--plot", help="Draw them here (PNG).")] = None,
+    *,
+    engine: Values,
+) -> None:
+    """Static, dynamic and continuous batching by load and by output length, with predictions."""
+    from chairlift.bench.policy_tables import BenchPlan, load_for_bench, measure_policies
+    from chairlift.cli.result_files import check_writable, write_json, write_plot
+    from chairlift.cli.terminal import note, show
+
+    asked = EngineConfig(**engine)
+    plan = BenchPlan(
+        workload=cast("WorkloadName | None", workload),
+        concurrency=_concurrency(concurrency),
+        scale=scale,
+        num_requests=num_requests,
+        seed=seed,
+    )
+    for path in (json_path, plot_path):
+        if path is not None:
+            check_writable(path)
+    model = load_for_bench(asked, plan, show_download=True)
+    show(f"{model.name}, {model.resolved.num_threads} threads, lengths x {scale:g}, seed {seed}")
+    report = measure_policies(model, asked, plan, note)
+    show("")
+    show(report.text())
+    if json_path is not None:
+        write_json(report.to_json(), json_path)
+    if plot_path is not None:
+        from chairlift.bench.policy_plot import draw_policies
+
+        write_plot(lambda path: draw_policies(report, path), plot_path)
+
+
+def _concurrency(text: str) -> tuple[int, ...]:
+    from chairlift.errors import ConfigError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"concurrency takes numbers such as 1,8,16, got {text!r}", field="concurrency"
+        ) from None
