@@ -48,6 +48,7 @@ class Engine:
             seed=asked.seed,
         )
         self._output_processor = OutputProcessor(model.tokenizer, self.scheduler)
+        self.core.recorder.listen(self._output_processor.book_step)
         self._step_log = None if asked.trace is None else StepLog(asked.trace)
         if self._step_log is not None:
             self.core.recorder.listen(self._step_log.write)
@@ -89,16 +90,13 @@ class Engine:
         Without streaming only the finished output is handed over.
         """
         if request.request_id in self._output_processor:
-            raise RequestError(
-                f"request id {request.request_id!r} is in use", field="request_id"
-            )
-        for child in request.children:
+            raise RequestError(f"request id {request.request_id!r} is in use", field="request_id")
+        for index, child in enumerate(request.children):
             try:
                 self.core.add_request(child)
             except RequestError:
-                for added in request.children:
-                    if added is not child:
-                        self.core.abort(added.request_id)
+                for added in request.children[:index]:
+                    self.core.abort(added.request_id)
                 raise
         self._output_processor.add(request, is_streaming=is_streaming)
         return request.request_id

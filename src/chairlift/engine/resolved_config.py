@@ -104,6 +104,13 @@ def _without_effect(asked: EngineConfig, memory: MemoryPlan) -> list[str]:
         notes.append("enforce_eager has no effect: a CPU has no graphs to switch off")
     if asked.preemption_mode == "swap" and memory.num_swap_blocks == 0:
         notes.append(f"preemption_mode=swap has no effect: no swap space ({memory.swap_reason})")
+    if asked.swap_path is not None and memory.num_swap_blocks == 0:
+        notes.append(f"swap_path has no effect: no swap space ({memory.swap_reason})")
+    if asked.scheduling_policy == "priority" and asked.batching_policy != "continuous":
+        notes.append(
+            f"scheduling_policy=priority interrupts nobody: batching_policy is"
+            f" {asked.batching_policy}; it only orders those who wait"
+        )
     if asked.batching_policy != "static" and asked.static_batch_size != 32:
         notes.append("static_batch_size has no effect: batching_policy is not static")
     if asked.batching_policy == "continuous" and asked.batch_wait_ms != 50.0:
