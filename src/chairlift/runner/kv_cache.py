@@ -18,7 +18,6 @@ import mmap
 import os
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -94,9 +93,6 @@ def _map_memory(shape: tuple[int, ...]) -> NDArray[np.float32]:
             f" ({error.strerror}): set a smaller kv_cache_memory or swap_space",
             field="kv_cache_memory",
         ) from None
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.float32).reshape(shape)
 
 
