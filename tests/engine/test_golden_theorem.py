@@ -11,11 +11,11 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from engines import Job, make_engine, preempting, run_jobs, tokens_of
 
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.sampling_params import SamplingParams
+from engines import Job, make_engine, preempting, run_jobs, tokens_of
 
 BATCHING = ("continuous", "dynamic", "static")
 PREFILL = ("chunked", "separated")
@@ -170,9 +170,7 @@ def pairwise_cases() -> list[tuple[str, str, int, str, bool, str, int]]:
 
 
 def _pairs(case: tuple[object, ...]) -> set[tuple[int, object, int, object]]:
-    return {
-        (i, case[i], j, case[j]) for i, j in itertools.combinations(range(len(case)), 2)
-    }
+    return {(i, case[i], j, case[j]) for i, j in itertools.combinations(range(len(case)), 2)}
 
 
 CASES = pairwise_cases()

@@ -1,4 +1,4 @@
-"""A pool smaller than its requests: all finish, with the text they have alone, and it is visible."""
+"""A pool smaller than its requests: all finish, with the text they have alone, and it shows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engines import Job, load, make_engine, run_jobs, tokens_of
 
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
+from engines import Job, load, make_engine, run_jobs, tokens_of
 
 Load = Callable[..., LoadedModel]
 

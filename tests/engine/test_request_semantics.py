@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Job, make_engine, run_jobs, tokens_of
 
 from chairlift.config import EngineConfig
 from chairlift.engine.engine import Engine
@@ -16,6 +17,7 @@ from chairlift.engine.llm import LLM
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
+from engines import Job, make_engine, run_jobs, tokens_of
 
 Load = Callable[..., LoadedModel]
 
@@ -102,11 +104,11 @@ def test_bad_words_never_appear(load_tiny: Load) -> None:
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
 def test_penalties_make_the_text_less_repetitive(load_tiny: Load, penalty: str) -> None:
     engine = make_engine(load_tiny())
-    bias = {token_id: 40.0 for token_id in (50, 60, 70)}  # only these, one of them far ahead
-    plain = ids(one(engine, "abc", logit_bias={**bias, 50: 41.5}))
-    assert len(set(plain)) == 1
-    strength = 1.9 if penalty == "repetition_penalty" else 2.0
-    assert len(set(ids(one(engine, "abc", logit_bias={**bias, 50: 41.5}, **{penalty: strength}))))
+    bias = {50: 41.5, 60: 40.0, 70: 40.0}  # only these, and one of them most of the time
+    plain = ids(one(engine, "abc", logit_bias=bias))
+    penalised = ids(one(engine, "abc", logit_bias=bias, **{penalty: 1.9}))
+    assert set(plain) | set(penalised) <= set(bias)
+    assert penalised.count(50) < plain.count(50)
 
 
 @pytest.mark.parametrize("option", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
@@ -201,7 +203,7 @@ def test_salt_separates_and_rejoins(load_tiny: Load) -> None:
 def test_completions_of_one_prompt_share_its_blocks(load_tiny: Load) -> None:
     engine = make_engine(load_tiny(), enable_prefix_caching=False)
     free = engine.scheduler.kv.num_free_blocks
-    engine.add_request([5] * 64, params(n=3, temperature=1.0, seed=1))
+    engine.add_request([5] * 70, params(n=3, temperature=1.0, seed=1))
     for _ in range(3):
         engine.step()
     assert len(engine.scheduler.running) == 3
@@ -218,9 +220,6 @@ def test_completions_of_one_prompt_share_its_blocks(load_tiny: Load) -> None:
 def test_chat_template_that_writes_bos_gets_no_second_one(
     tiny_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    import json
-    import shutil
-
     folder = tmp_path / "with_bos"
     shutil.copytree(tiny_folder("llama3"), folder)
     path = folder / "tokenizer_config.json"
@@ -238,9 +237,6 @@ def test_chat_template_that_writes_bos_gets_no_second_one(
 def test_generation_defaults_of_the_folder_are_used(
     tiny_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    import json
-    import shutil
-
     folder = tmp_path / "with_defaults"
     shutil.copytree(tiny_folder("llama3"), folder)
     (folder / "generation_config.json").write_text(

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from engines import Job, make_engine, run_jobs
 
 from chairlift.engine.engine import Engine
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.sampling_params import SamplingParams
+from engines import Job, make_engine, run_jobs
 
 BUDGET = 512
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chairlift.cli.main import run
+from chairlift.log import LOGGER_NAME
 from parity.tiny_checkpoints import make_tiny_checkpoint
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -21,8 +23,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """`cli("info", "--json")` is (exit code, standard output, standard error)."""
+    logger = logging.getLogger(LOGGER_NAME)
+    for name, value in (("handlers", []), ("level", logging.NOTSET), ("propagate", True)):
+        monkeypatch.setattr(logger, name, value)
 
     def call(*arguments: str) -> tuple[int, str, str]:
         code = run(arguments)

@@ -71,7 +71,7 @@ SURFACE = {
         "--threads",
         "--workload",
     },
-    "chat": SAMPLING | ENGINE | MODEL | {"--system"},
+    "chat": SAMPLING | ENGINE | MODEL | {"--system", "--verbose"},
     "demo": {
         "--kernels",
         "--model -m",
@@ -92,7 +92,7 @@ SURFACE = {
         "--n",
         "--prompt-logprobs",
         "--stream/--no-stream",
-        "--verbose",
+        "--quiet",
     },
     "info": ENGINE | {"MODEL", "--json"},
     "pull": {"NAME"},

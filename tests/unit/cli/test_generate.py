@@ -23,14 +23,14 @@ def expected(model_folder: str) -> list[str]:
 
 
 def test_a_single_prompt_streams_its_text_and_nothing_else(cli, small, expected) -> None:
-    code, out, err = cli("generate", PROMPTS[0], *GREEDY, *small)
+    code, out, err = cli("generate", PROMPTS[0], *GREEDY, *small, "--quiet")
     assert (code, out) == (0, expected[0] + "\n")
     assert err.startswith("1 prompt, ") and "12 out" in err and "tokens/s" in err
     assert cli("generate", PROMPTS[0], *GREEDY, *small, "--no-stream")[1] == out
 
 
 def test_several_prompts(cli, small, expected) -> None:
-    code, out, err = cli("generate", *PROMPTS, *GREEDY, *small)
+    code, out, err = cli("generate", *PROMPTS, *GREEDY, *small, "--quiet")
     assert code == 0
     assert out == f"[1] hello\n{expected[0]}\n\n[2] chair lift\n{expected[1]}\n"
     assert err.count("\n") == 1 and "24 out" in err
@@ -83,13 +83,15 @@ def test_several_completions_and_a_seed(cli, small) -> None:
     assert plain.startswith(f"(1) {texts[0]}") and f"(3) {texts[2]}" in plain
 
 
-def test_verbose_tells_what_was_decided(cli, small) -> None:
-    _, _, err = cli("generate", "hello", *GREEDY, *small, "--verbose")
-    assert "engine: KV cache 8 MiB" in err and "engine: 1 threads" in err
+def test_the_start_tells_what_was_decided_unless_quiet(cli, small) -> None:
+    _, out, err = cli("generate", "hello", *GREEDY, *small)
+    assert "chairlift: KV cache 8 MiB" in err and "chairlift: 1 threads" in err
+    assert "chairlift: fits" in err
+    assert "chairlift:" not in cli("generate", "hello", *GREEDY, *small, "--quiet")[2]
 
 
 def test_a_prompt_beyond_the_context_is_one_line(cli, small) -> None:
-    code, out, err = cli("generate", "x" * 5000, *small)
+    code, out, err = cli("generate", "x" * 5000, *small, "--quiet")
     assert (code, out) == (2, "")
     assert err.startswith("error: the prompt has") and err.count("\n") == 1
 

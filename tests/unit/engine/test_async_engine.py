@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from engines import Job, make_engine, run_jobs
 
 from chairlift.engine.async_engine import AsyncEngine
 from chairlift.engine.engine import Engine
@@ -16,6 +15,7 @@ from chairlift.engine.loaded_model import LoadedModel
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
+from engines import Job, make_engine, run_jobs
 
 Load = Callable[..., LoadedModel]
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engines import Job, make_engine, run_jobs
 
 from chairlift.clock import ManualClock
 from chairlift.config import EngineConfig
@@ -13,6 +12,7 @@ from chairlift.engine.engine import Engine
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
+from engines import Job, make_engine, run_jobs
 
 Load = Callable[..., LoadedModel]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

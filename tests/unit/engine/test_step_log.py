@@ -13,13 +13,6 @@ from chairlift.events import StepMember, StepRecord
 
 def record(step_id: int) -> StepRecord:
     """A step that decoded one token of one request."""
-    zeros = dict.fromkeys(
-        (
-            "num_prefill_tokens num_padding_tokens num_free_blocks num_waiting num_swapped"
-            " num_swapped_out_blocks num_swapped_in_blocks num_copied_blocks swap_bytes"
-        ).split(),
-        0,
-    )
     return StepRecord(
         step_id=step_id,
         start_s=1.0,
@@ -37,7 +30,15 @@ def record(step_id: int) -> StepRecord:
         finished=(("a", "stop"),),
         preemptions=(),
         limit="arrivals",
-        **zeros,
+        num_prefill_tokens=0,
+        num_padding_tokens=0,
+        num_free_blocks=0,
+        num_waiting=0,
+        num_swapped=0,
+        num_swapped_out_blocks=0,
+        num_swapped_in_blocks=0,
+        num_copied_blocks=0,
+        swap_bytes=0,
     )
 
 
