@@ -16,6 +16,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.output_processor import OutputProcessor
+from chairlift.engine.run_summary import RunSummary
 from chairlift.engine.step_log import StepLog
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
@@ -49,6 +50,8 @@ class Engine:
         )
         self._output_processor = OutputProcessor(model.tokenizer, self.scheduler)
         self.core.recorder.listen(self._output_processor.book_step)
+        self.summary = RunSummary()
+        self.core.recorder.listen(self.summary.add)
         self._step_log = None if asked.trace is None else StepLog(asked.trace)
         if self._step_log is not None:
             self.core.recorder.listen(self._step_log.write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +12,12 @@ from chairlift.config import EngineConfig
 from chairlift.engine.engine import Engine
 from chairlift.engine.input_processor import ProcessedInput, Prompt
 from chairlift.errors import RequestError
+from chairlift.log import LOGGER_NAME, configure_logging
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(LOGGER_NAME)
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -32,6 +36,7 @@ class LLM:
         unknown = set(options) - set(EngineConfig.field_names())
         if unknown:
             raise TypeError(f"LLM has no option {sorted(unknown)[0]!r}")
+        configure_logging()
         self.engine = Engine.from_config(
             EngineConfig(model=model, **options), show_download=sys.stderr.isatty()
         )
@@ -143,6 +148,7 @@ class LLM:
                     if output is not None and output.finished:
                         finished[request_id] = output
                         progress.add(output)
+        logger.info("%s", self.engine.summary.take())
         return finished
 
     def _add(self, request: ProcessedInput, *, is_streaming: bool) -> None:
