@@ -24,6 +24,9 @@ PREEMPTION = ("none", "recompute", "swap")
 PREFIX_CACHE = (True, False)
 KERNELS = ("native", "reference")
 
+swapped: list[int] = []
+"""How often each case swapped."""
+
 Solo = Callable[[LoadedModel, list[Job]], list[list[list[int]]]]
 
 
@@ -104,6 +107,10 @@ def check(
             preemption_mode="recompute" if preemption == "none" else preemption,
         )
         together = tokens_of(run_jobs(engine, jobs))
+    counts = engine.scheduler.num_preemptions
+    assert (counts["recompute"] + counts["swap"] > 0) == (preemption != "none")
+    assert counts["swap"] == 0 or preemption == "swap"
+    swapped.append(counts["swap"])
     for job, got, wanted in zip(jobs, together, expected, strict=True):
         assert got == wanted, f"prompt {str(job.prompt)[:40]}, {job.params}"
 
@@ -129,6 +136,7 @@ def test_tokens_do_not_depend_on_company_tiny_model(
             prefix_cache=prefix_cache,
             seed=seed,
         )
+    assert sum(swapped[-12:]) > 0
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
