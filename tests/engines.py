@@ -66,9 +66,7 @@ def make_engine(
             **{"batch_wait_ms": 5.0, "scheduling_policy": "fcfs", **scheduler_options},
         ),
     )
-    model = dataclasses.replace(
-        model, resolved=resolved, cost=dataclasses.replace(model.cost)
-    )
+    model = dataclasses.replace(model, resolved=resolved, cost=dataclasses.replace(model.cost))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "Scheduler", scheduler_class)
         return Engine(model, EngineConfig(seed=0))

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from engines import Job, make_engine, run_jobs
 
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.sampling_params import SamplingParams
+from engines import Job, make_engine, run_jobs
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
