@@ -226,6 +226,8 @@ def test_tokens_do_not_depend_on_company_real_model(
     case: tuple[str, str, int, str, bool, str, int],
 ) -> None:
     batching, prefill, chunk, preemption, prefix_cache, kernels, count = case
+    if kernels == "reference":
+        count = min(count, 24)  # numpy needs half a minute for 64
     model, jobs = load_default_model(kernels), real_jobs(count, chunk)
     check(
         model,
