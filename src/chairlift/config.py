@@ -52,8 +52,8 @@ class EngineConfig:
     """A name (smollm2), a GGUF file, a folder, or a hub id: org/name or org/name:Q4_K_M."""
     max_model_len: int | None = None
     """Longest prompt plus output, in tokens.  Default: what model and memory allow."""
-    max_num_seqs: int = 256
-    """Requests that may run at once."""
+    max_num_seqs: int | None = None
+    """Requests that may run at once.  Default: 256."""
     max_num_batched_tokens: int | None = None
     """Tokens computed in one step at most.  Default: 512 on a CPU."""
     block_size: int = 16
@@ -103,11 +103,10 @@ class EngineConfig:
     """File that gets one JSON line per step."""
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_batched_tokens", "threads"):
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 1)
-        for name in ("max_num_seqs", "static_batch_size"):
-            _integer(name, getattr(self, name), 1)
+        _integer("static_batch_size", self.static_batch_size, 1)
         _integer("block_size", self.block_size, 1, 256)
         _integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         if self.seed is not None:
@@ -140,13 +139,11 @@ class EngineConfig:
                 " model over devices is not supported yet",
                 field="tensor_parallel_size",
             )
-        limit = self.max_num_batched_tokens
-        # NOTE: a preset brings a max_num_seqs of its own; together they are checked when resolved.
-        if limit is not None and limit < self.max_num_seqs and self.preset is None:
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is not None and tokens is not None and tokens < seqs:
             raise ConfigError(
-                f"max_num_batched_tokens ({limit}) must be at least max_num_seqs"
-                f" ({self.max_num_seqs}), for each running request needs one token a step: set"
-                f" max_num_seqs={limit} or less",
+                f"max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}), for"
+                f" each running request needs one token a step: set max_num_seqs={tokens} or less",
                 field="max_num_batched_tokens",
             )
         if self.enable_chunked_prefill is not None and self.prefill_policy is not None:

@@ -56,7 +56,6 @@ def test_every_field_has_a_bad_value_above() -> None:
 
 def test_defaults_are_vllms_where_vllm_has_the_option() -> None:
     config = EngineConfig()
-    assert config.max_num_seqs == 256
     assert config.block_size == 16
     assert config.swap_space == 4
     assert config.enable_prefix_caching is True
@@ -86,7 +85,7 @@ def test_block_sizes_at_the_border(value: int) -> None:
 
 def test_fewer_tokens_than_requests_names_the_number_of_requests_that_fits() -> None:
     with pytest.raises(ConfigError, match="set max_num_seqs=100 or less") as caught:
-        EngineConfig(max_num_batched_tokens=100)
+        EngineConfig(max_num_batched_tokens=100, max_num_seqs=101)
     assert caught.value.field == "max_num_batched_tokens"
     EngineConfig(max_num_batched_tokens=100, max_num_seqs=100)
 

@@ -66,10 +66,21 @@ def test_single_options_win_over_presets(asked: dict[str, Any], seqs: int, token
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (seqs, tokens)
 
 
-def test_budget_below_the_seats_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(preset="latency", max_num_seqs=4096)
-    assert caught.value.field == "max_num_seqs"
+@pytest.mark.parametrize(
+    ("asked", "limits"),
+    [
+        ({}, (256, 512)),
+        ({"max_num_batched_tokens": 100}, (100, 100)),
+        ({"max_num_seqs": 1000}, (1000, 1000)),
+        ({"preset": "latency"}, (16, 2048)),
+        ({"preset": "latency", "max_num_seqs": 256}, (256, 2048)),
+        ({"preset": "latency", "max_num_seqs": 4096}, (4096, 4096)),
+        ({"preset": "throughput", "max_num_batched_tokens": 64}, (64, 64)),
+    ],
+)
+def test_seats_and_tokens_of_a_step(asked: dict[str, Any], limits: tuple[int, int]) -> None:
+    scheduler = resolve(**asked).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == limits
 
 
 @pytest.mark.parametrize(
