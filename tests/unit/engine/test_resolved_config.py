@@ -6,7 +6,6 @@ import pytest
 
 from chairlift.config import EngineConfig
 from chairlift.engine.resolved_config import ResolvedConfig, resolve_config
-from chairlift.errors import ConfigError
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 
