@@ -82,6 +82,58 @@ CHAIRLIFT_API int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x,
                                            const float* packed, const float* bias,
                                            int64_t out_features, int64_t in_features, float* out);
 
+// -- linear on bytes -----------------------------------------------------------------------------
+
+// A quantised matrix as it is handed over: weight = scale * code + minimum.
+typedef struct chairlift_grouped_weights {
+  int64_t struct_size;  // sizeof(chairlift_grouped_weights), checked
+
+  const uint8_t* codes;  // [out_features, in_features], below 2^bits
+  const float* scales;   // [out_features, ceil(in_features / group_size)]
+  const float* mins;     // the same shape
+  int64_t out_features;
+  int64_t in_features;
+  int32_t bits;        // 4 or 8
+  int32_t group_size;  // 16 or 32
+
+  // Not 0: the rows are gates and then as many ups; pack them in turn, 16 or 32 of each.
+  int32_t interleave;
+  // Not 0: requantise to signed bytes with one scale per row, multiplied with activations in groups
+  // of 64 (of 32 if 64 does not divide in_features).
+  int32_t per_channel;
+} chairlift_grouped_weights;
+
+// Bytes of the packed form; 0 if the weights are no such matrix.
+CHAIRLIFT_API int64_t chairlift_linear_q8_size(const chairlift_grouped_weights* weights);
+
+// `packed` is best aligned to 64 bytes.
+CHAIRLIFT_API int32_t chairlift_linear_q8_pack(chairlift_pool* pool,
+                                               const chairlift_grouped_weights* weights,
+                                               void* packed);
+
+// out[rows, out_features] = q(x)[rows, in_features] W^T + bias + residual, where q quantises each
+// group of 32 or 64 of a row to signed bytes.  `bias` and `residual` may be null; `residual` may be
+// `out`.  Integer sums are exact; each output is one chain of multiply-adds in the order of groups.
+CHAIRLIFT_API int32_t chairlift_linear_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                          const void* packed, const float* bias,
+                                          const float* residual, float* out);
+
+// out = q(silu(gate) * up) W_down^T + residual, with gate and up from q(x); `gate_up` is packed with
+// an interleave.
+CHAIRLIFT_API int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                       const void* gate_up, const void* down,
+                                       const float* residual, float* out);
+
+// Rows of ceil(width / group_size) records, one after the other: group_size codes (int8), scale
+// (float), scale * sum of the codes (float), their sum (int32), that of the first half (int32).
+// Scales are the largest magnitude / 127, rounded to eleven bits; a group that is not finite has a
+// scale that is not a number.  group_size is 32 or 64.
+CHAIRLIFT_API int32_t chairlift_quantize_rows(chairlift_pool* pool, const float* x, int64_t rows,
+                                              int64_t width, int64_t group_size, uint8_t* records);
+
+// Products of bytes per second that all threads of a pool reach together, in units of 1e9.
+CHAIRLIFT_API double chairlift_measure_int8_dot(chairlift_pool* pool);
+
 // -- paged attention -----------------------------------------------------------------------------
 
 // Strides count floats.  The cache is [num_blocks, ..., block_size, num_kv_heads, head_dim] with

@@ -3,9 +3,12 @@
 
 #include "../ops/attention.h"
 #include "../ops/linear_f32.h"
+#include "../ops/linear_q8.h"
 
 namespace chairlift {
 
-extern const KernelTable kAvx2Kernels = {"avx2", linear_f32, paged_attention, fma_burst};
+extern const Q8Kernels kAvx2Q8Kernels = {quantize_rows, linear_q8, dot_burst};
+extern const KernelTable kAvx2Kernels = {"avx2", linear_f32, paged_attention, fma_burst,
+                                         &kAvx2Q8Kernels};
 
 }  // namespace chairlift

@@ -87,6 +87,24 @@ SIGNATURES = {
         ctypes.c_int32,
         (ctypes.c_void_p, FLOATS, SIZE, FLOATS, FLOATS, SIZE, SIZE, FLOATS),
     ),
+    "chairlift_linear_q8_size": (SIZE, (ctypes.c_void_p,)),
+    "chairlift_linear_q8_pack": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    ),
+    "chairlift_linear_q8": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, ctypes.c_void_p, FLOATS, FLOATS, FLOATS),
+    ),
+    "chairlift_mlp_q8": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, ctypes.c_void_p, ctypes.c_void_p, FLOATS, FLOATS),
+    ),
+    "chairlift_quantize_rows": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, SIZE, SIZE, ctypes.c_void_p),
+    ),
+    "chairlift_measure_int8_dot": (ctypes.c_double, (ctypes.c_void_p,)),
     "chairlift_paged_attention_f32": (
         ctypes.c_int32,
         (ctypes.c_void_p, ctypes.POINTER(AttentionTask)),

@@ -1,0 +1,11 @@
+// The ops on bytes for AVX2 with AVX-VNNI.
+#define CHAIRLIFT_VEC_AVX2
+#define CHAIRLIFT_DOT_VNNI
+
+#include "../ops/linear_q8.h"
+
+namespace chairlift {
+
+extern const Q8Kernels kAvxVnniQ8Kernels = {quantize_rows, linear_q8, dot_burst};
+
+}  // namespace chairlift

@@ -1,0 +1,11 @@
+// The ops on bytes for AVX-512 (F, BW, VL, DQ) with VNNI.
+#define CHAIRLIFT_VEC_AVX512
+#define CHAIRLIFT_DOT_VNNI
+
+#include "../ops/linear_q8.h"
+
+namespace chairlift {
+
+extern const Q8Kernels kAvx512VnniQ8Kernels = {quantize_rows, linear_q8, dot_burst};
+
+}  // namespace chairlift
