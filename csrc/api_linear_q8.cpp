@@ -318,7 +318,7 @@ double measure_dot(ThreadPool& threads, const Q8Kernels& kernels) {
     const auto start = Clock::now();
     threads.for_each(threads.num_threads(), [&](int64_t) {
       int32_t sink[1] = {1};
-      count += kernels.dot_burst(20000, sink);
+      count += kernels.dot_burst(5000, sink);
     });
     const std::chrono::duration<double> seconds = Clock::now() - start;
     best = std::max(best, static_cast<double>(count) / seconds.count() * 1e-9);
@@ -370,7 +370,7 @@ int32_t chairlift_linear_q8(chairlift_pool* pool, const float* x, int64_t rows, 
   uint8_t* records = chairlift::input_rows.get(rows * group_row_bytes(width, group));
   if (!records) return out_of_memory();
   chairlift::quantize(pool->threads, kernels, x, rows, width, group, records);
-  const LinearQ8Task task = {records, weight, bias, residual, out, nullptr, 0};
+  const LinearQ8Task task = {records, weight, bias, residual, out, nullptr, 0, kernels.unpack_rows};
   return chairlift::run_linear(pool->threads, kernels, task, rows) ? CHAIRLIFT_OK
                                                                    : out_of_memory();
 }
@@ -392,8 +392,8 @@ int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows, con
   uint8_t* gated = chairlift::gated_rows.get(rows * group_row_bytes(inner, inner_group));
   if (!records || !gated) return out_of_memory();
   chairlift::quantize(pool->threads, kernels, x, rows, width, group, records);
-  const LinearQ8Task gate = {records, first, nullptr, nullptr, nullptr, gated, inner_group};
-  const LinearQ8Task project = {gated, second, nullptr, residual, out, nullptr, 0};
+  const LinearQ8Task gate = {records, first, nullptr, nullptr, nullptr, gated, inner_group, kernels.unpack_rows};
+  const LinearQ8Task project = {gated, second, nullptr, residual, out, nullptr, 0, kernels.unpack_rows};
   const bool done = chairlift::run_linear(pool->threads, kernels, gate, rows) &&
                     chairlift::run_linear(pool->threads, kernels, project, rows);
   return done ? CHAIRLIFT_OK : out_of_memory();

@@ -10,6 +10,9 @@
 namespace chairlift {
 namespace {
 
+// Unpacking inside the tile costs nothing there, so only many rows repay a pass of its own.
+constexpr int64_t kUnpackRowsWithSpareUnits = 256;
+
 // Best first.
 std::vector<KernelTable> detect_tables() {
   std::vector<KernelTable> tables;
@@ -20,8 +23,10 @@ std::vector<KernelTable> detect_tables() {
   if (features.avx_vnni) best_narrow_q8 = &kAvxVnniQ8Kernels;
 #endif
   if (features.avx512) {
+    static Q8Kernels wide_q8 = kAvx512VnniQ8Kernels;
+    if (features.spare_vector_units) wide_q8.unpack_rows = kUnpackRowsWithSpareUnits;
     tables.push_back(kAvx512Kernels);
-    if (!features.avx512_vnni) tables.back().q8 = best_narrow_q8;
+    tables.back().q8 = features.avx512_vnni ? &wide_q8 : best_narrow_q8;
   }
   if (best_narrow_q8 != &kAvx2Q8Kernels) {
     tables.push_back(kAvx2Kernels);

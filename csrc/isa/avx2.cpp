@@ -7,7 +7,7 @@
 
 namespace chairlift {
 
-extern const Q8Kernels kAvx2Q8Kernels = {quantize_rows, linear_q8, dot_burst};
+extern const Q8Kernels kAvx2Q8Kernels = {quantize_rows, linear_q8, dot_burst, kUnpackRows};
 extern const KernelTable kAvx2Kernels = {"avx2", linear_f32, paged_attention, fma_burst,
                                          &kAvx2Q8Kernels};
 

@@ -6,6 +6,6 @@
 
 namespace chairlift {
 
-extern const Q8Kernels kAvx512VnniQ8Kernels = {quantize_rows, linear_q8, dot_burst};
+extern const Q8Kernels kAvx512VnniQ8Kernels = {quantize_rows, linear_q8, dot_burst, kUnpackRows};
 
 }  // namespace chairlift

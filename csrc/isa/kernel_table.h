@@ -46,6 +46,7 @@ struct LinearQ8Task {
   float* out;
   uint8_t* gated_rows;  // null: plain
   int64_t gated_group;
+  int64_t unpack_rows;  // tiles of so many rows unpack codes of four bits to scratch; 0: none does
 };
 
 using LinearQ8Tile = LinearTile;  // panels of kQ8PanelColumns
@@ -64,6 +65,8 @@ struct Q8Kernels {
   void (*linear)(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scratch);
   // Runs `rounds` rounds of independent products of bytes; returns how many it did.
   int64_t (*dot_burst)(int64_t rounds, int32_t* sink);
+  // Good for LinearQ8Task; results do not depend on it.
+  int64_t unpack_rows;
 };
 
 // Bytes of scratch that Q8Kernels::linear needs for a tile.

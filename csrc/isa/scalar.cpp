@@ -5,7 +5,7 @@
 
 namespace chairlift {
 
-extern const Q8Kernels kScalarQ8Kernels = {quantize_rows, linear_q8, dot_burst};
+extern const Q8Kernels kScalarQ8Kernels = {quantize_rows, linear_q8, dot_burst, kUnpackRows};
 extern const KernelTable kScalarKernels = {"scalar", linear_f32, paged_attention, fma_burst,
                                            &kScalarQ8Kernels};
 

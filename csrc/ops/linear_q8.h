@@ -22,11 +22,11 @@ constexpr int64_t kUnpackRows = 16;  // from here on codes are unpacked once for
 #elif defined(CHAIRLIFT_VEC_AVX2)
 constexpr int kQ8Rows = 3;
 constexpr int q8_tile_vectors(int rows, int panel) { return rows == 1 ? panel : 1; }
-constexpr int64_t kUnpackRows = INT64_MAX;  // four-bit products are cheaper than full ones
+constexpr int64_t kUnpackRows = 0;  // never: four-bit products are cheaper than full ones
 #else
 constexpr int kQ8Rows = 2;
 constexpr int q8_tile_vectors(int, int) { return 1; }
-constexpr int64_t kUnpackRows = INT64_MAX;
+constexpr int64_t kUnpackRows = 0;
 #endif
 
 // What a tile reads and where its outputs go; pointers are those of the tile's first row and of the
@@ -325,7 +325,7 @@ struct PreparedPanel {
 void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scratch) {
   const PackedQ8& w = *task.weight;
   const uint8_t* packed = reinterpret_cast<const uint8_t*>(task.weight);
-  const bool unpack = w.stored_bits == 4 && tile.num_rows >= kUnpackRows;
+  const bool unpack = w.stored_bits == 4 && task.unpack_rows > 0 && tile.num_rows >= task.unpack_rows;
   const SweepPanel sweep = choose_sweep(w, unpack ? 8 : w.stored_bits);
   const int64_t row_bytes = group_row_bytes(w.in_features, w.activation_group);
   const int64_t num_groups = num_depth_blocks(w) * kQ8BlockDepth / w.activation_group;
@@ -399,7 +399,7 @@ int64_t dot_burst(int64_t rounds, int32_t* sink) {
     const typename Product::Prepared code = Product::prepare(Codes::load(codes));
     const Quad activations = Quad::load(quad);
     CHAIRLIFT_UNROLL
-    for (int repeat = 0; repeat < 4; ++repeat) {
+    for (int repeat = 0; repeat < 16; ++repeat) {
       CHAIRLIFT_UNROLL
       for (int i = 0; i < kChains; ++i) sum[i].add(code, activations);
     }
@@ -407,7 +407,7 @@ int64_t dot_burst(int64_t rounds, int32_t* sink) {
   I16 total = sum[0].finish();
   for (int i = 1; i < kChains; ++i) total = total + sum[i].finish();
   sink[0] = static_cast<int32_t>(sum_lanes(to_float(total)));
-  return rounds * 4 * kChains * kCodesBytes;
+  return rounds * 16 * kChains * kCodesBytes;
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.kernels.interface import FloatArray
-from chairlift.weights.grouped_weights import GroupedWeights
+from chairlift.kernels.grouped_weights import GroupedWeights
 
 SMALLEST_NORMAL = np.float32(1.17549435e-38)
 

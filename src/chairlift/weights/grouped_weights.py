@@ -1,6 +1,4 @@
-"""GGUF's quantised blocks as one form: an unsigned code per weight, a scale and a minimum per group.
-
-    w[n, k] = scales[n, k // group_size] * codes[n, k] + mins[n, k // group_size]
+"""GGUF's quantised blocks as grouped weights: a code per weight, a scale and a minimum per group.
 
 Nothing is lost: the numbers are those of `dequantize` up to the rounding of the sum above.  Types
 with a zero point get the minimum -z * scale; the uneven levels of IQ4 become codes of 8 bits.
@@ -9,50 +7,18 @@ with a zero point get the minimum -z * scale; the uneven levels of IQ4 become co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 
 from chairlift.errors import ModelFileError
+from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.weights import dequantize as blocks_of
 from chairlift.weights.dequantize import F32, U8
 from chairlift.weights.ggml_type import GGMLType
 
 _SLICE_ELEMENTS = 1 << 18
 _LEVELS = (blocks_of._LEVELS_IQ4 + np.float32(128)).astype(np.uint8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedWeights:
-    """A matrix [N, K] in groups along K."""
-
-    codes: U8
-    """[N, K], below 2 ** bits."""
-    scales: F32
-    """[N, ceil(K / group_size)]"""
-    mins: F32
-    """The same shape."""
-    bits: int
-    """4 or 8."""
-    group_size: int
-    """16 or 32."""
-
-    @property
-    def out_features(self) -> int:
-        return self.codes.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        return self.codes.shape[1]
-
-    def dequantise(self) -> F32:
-        """The matrix as float32 [N, K]."""
-        size = self.group_size
-        scales = self.scales.repeat(size, axis=1)[:, : self.in_features]
-        return scales * self.codes.astype(np.float32) + self.mins.repeat(size, axis=1)[
-            :, : self.in_features
-        ]
 
 
 def group_weights(raw: U8, type: GGMLType, shape: tuple[int, int]) -> GroupedWeights:
@@ -83,33 +49,6 @@ def group_weights(raw: U8, type: GGMLType, shape: tuple[int, int]) -> GroupedWei
         scales=scales.reshape(out_features, -1),
         mins=mins.reshape(out_features, -1),
         bits=bits,
-        group_size=group_size,
-    )
-
-
-def stack_weights(parts: Sequence[GroupedWeights]) -> GroupedWeights:
-    """Matrices of one width below each other; types may differ.
-
-    Groups become those of the finest part and codes those of the widest; weights do not change.
-
-    Raises:
-        ValueError: there is no part, or widths differ.
-    """
-    if not parts:
-        raise ValueError("there is nothing to stack")
-    if len({part.in_features for part in parts}) > 1:
-        raise ValueError("stacked matrices must have the same number of columns")
-    group_size = min(part.group_size for part in parts)
-    num_groups = -(-parts[0].in_features // group_size)
-
-    def refined(values: F32, size: int) -> F32:
-        return values.repeat(size // group_size, axis=1)[:, :num_groups]
-
-    return GroupedWeights(
-        codes=np.concatenate([part.codes for part in parts]),
-        scales=np.concatenate([refined(part.scales, part.group_size) for part in parts]),
-        mins=np.concatenate([refined(part.mins, part.group_size) for part in parts]),
-        bits=max(part.bits for part in parts),
         group_size=group_size,
     )
 

@@ -12,7 +12,7 @@ from chairlift.kernels.aligned import ALIGNMENT_BYTES
 from chairlift.kernels.cpu.library import SIZE, NativeLibrary
 from chairlift.kernels.interface import FloatArray
 from chairlift.kernels.reference_int8 import QuantizedRows
-from chairlift.weights.grouped_weights import GroupedWeights
+from chairlift.kernels.grouped_weights import GroupedWeights
 
 GROUP_TAIL_BYTES = 16
 
@@ -123,11 +123,19 @@ class Q8Ops:
         )
 
     def linear(
-        self, x: FloatArray, weight: QuantizedLinear, residual: FloatArray | None = None
+        self,
+        x: FloatArray,
+        weight: QuantizedLinear,
+        residual: FloatArray | None = None,
+        out: FloatArray | None = None,
     ) -> FloatArray:
-        """q(x) W^T + bias + residual of [T, in]; [T, out]."""
+        """q(x) W^T + bias + residual of [T, in]; [T, out], in `out` if given.
+
+        `residual` may be `out`.
+        """
         check_floats("x", x, (len(x), weight.in_features))
-        result = np.empty((len(x), weight.out_features), np.float32)
+        result = np.empty((len(x), weight.out_features), np.float32) if out is None else out
+        check_floats("out", result, (len(x), weight.out_features))
         if residual is not None:
             check_floats("residual", residual, result.shape)
         self._library.check(

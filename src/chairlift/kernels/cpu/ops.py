@@ -51,6 +51,11 @@ class NativeKernels(ReferenceKernels):
         self._pool = pool
         weakref.finalize(self, self._functions.chairlift_pool_destroy, pool)
 
+    @property
+    def pool(self) -> ctypes.c_void_p:
+        """The threads, for other ops of the same library; lives as long as this object."""
+        return self._pool
+
     def prepare_linear(
         self, weights: Sequence[FloatArray], biases: Sequence[FloatArray | None]
     ) -> Linear:
