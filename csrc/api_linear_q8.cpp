@@ -294,7 +294,7 @@ bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Tas
     const LinearQ8Tile tile = {first_row, std::min(chunk, rows - first_row), first_panel,
                                std::min(panels_per_item, panels - first_panel)};
     const int64_t bytes = linear_q8_scratch_bytes(task, tile);
-    float* scratch = thread_scratch(static_cast<size_t>(bytes / 4));
+    float* scratch = thread_scratch(static_cast<size_t>(bytes / 4 + 1));
     if (scratch) {
       kernels.linear(task, tile, reinterpret_cast<uint8_t*>(scratch));
     } else {

@@ -42,6 +42,7 @@ struct Q8Operands {
   const float* bias;      // may be null
   const float* residual;  // may be null; laid out like `out`
   int64_t width;          // columns that exist
+  int64_t next_panel;     // bytes from here to the panel that is fetched meanwhile; 0: none
 };
 
 template <int STORED_BITS, int GROUP, Q8Form FORM, typename SCALE>
@@ -85,6 +86,15 @@ CHAIRLIFT_INLINE void store_columns(F16 value, float* p, int64_t width) {
   for (int64_t i = 0; i < width; ++i) p[i] = lanes[i];
 }
 
+template <int BYTES>
+CHAIRLIFT_INLINE void fetch_to_l2(const uint8_t* p) {
+#if defined(__GNUC__)
+  for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + i, 0, 2);
+#else
+  (void)p;
+#endif
+}
+
 // ROWS rows times VECTORS of the PANEL_VECTORS vectors of columns, from vector `first` on.
 template <class KIND, int ROWS, int VECTORS, int PANEL_VECTORS>
 CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first) {
@@ -102,7 +112,14 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first) {
     CHAIRLIFT_UNROLL
     for (int v = 0; v < VECTORS; ++v) total[r][v] = F16::all(0.0f);
   }
+  const bool fetch_next = o.next_panel != 0 && row == 0 && first == 0;
   for (int64_t g = 0; g < o.num_groups; ++g) {
+    if (fetch_next) {
+      constexpr int kScaleBytes = KIND::kPieces * KIND::kScaleRows * PANEL_VECTORS * kLanes *
+                                  static_cast<int>(sizeof(Scale));
+      fetch_to_l2<kGroupBytes>(codes + o.next_panel);
+      fetch_to_l2<kScaleBytes>(reinterpret_cast<const uint8_t*>(scales) + o.next_panel);
+    }
     CHAIRLIFT_UNROLL
     for (int piece = 0; piece < KIND::kPieces; ++piece) {
       Product sum[ROWS][VECTORS];
@@ -364,6 +381,7 @@ void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scra
         o.num_groups = num_groups;
         o.bias = task.bias ? task.bias + column : nullptr;
         o.width = w.out_features - column;
+        if (begin == 0 && !unpack) o.next_panel = panel_bytes(w, panels[i].vectors);
         if (is_gated) {
           o.out = gates + i * kQ8PanelColumns;
           o.out_stride = stride;
@@ -392,14 +410,14 @@ int64_t dot_burst(int64_t rounds, int32_t* sink) {
   Product sum[kChains];
   CHAIRLIFT_UNROLL
   for (int i = 0; i < kChains; ++i) sum[i] = Product::start(I16::all(sink[0] + i));
+  const typename Product::Prepared code = Product::prepare(Codes::load(codes));
   for (int64_t round = 0; round < rounds; ++round) {
-#if defined(__GNUC__)
-    __asm__ volatile("" : : "r"(codes), "r"(quad) : "memory");  // or all rounds become one
-#endif
-    const typename Product::Prepared code = Product::prepare(Codes::load(codes));
-    const Quad activations = Quad::load(quad);
     CHAIRLIFT_UNROLL
     for (int repeat = 0; repeat < 16; ++repeat) {
+#if defined(__GNUC__)
+      __asm__ volatile("" : : "r"(quad) : "memory");  // or all rounds become one
+#endif
+      const Quad activations = Quad::load(quad);
       CHAIRLIFT_UNROLL
       for (int i = 0; i < kChains; ++i) sum[i].add(code, activations);
     }
