@@ -17,14 +17,21 @@ namespace {
 #if defined(CHAIRLIFT_VEC_AVX512)
 // 12 integer and 12 float accumulators of 32 registers.
 constexpr int kQ8Rows = 4;
+constexpr int kQ8NarrowRows = 4;  // in the last panel if it is not whole
 constexpr int q8_tile_vectors(int, int panel) { return panel; }
 constexpr int64_t kUnpackRows = 16;  // from here on codes are unpacked once for all rows
 #elif defined(CHAIRLIFT_VEC_AVX2)
+#if defined(CHAIRLIFT_DOT_VNNI)
+constexpr int kQ8Rows = 4;  // 8 integer accumulators of 16 registers; floats wait in memory
+#else
 constexpr int kQ8Rows = 3;
+#endif
+constexpr int kQ8NarrowRows = 1;
 constexpr int q8_tile_vectors(int rows, int panel) { return rows == 1 ? panel : 1; }
 constexpr int64_t kUnpackRows = 0;  // never: four-bit products are cheaper than full ones
 #else
 constexpr int kQ8Rows = 2;
+constexpr int kQ8NarrowRows = 1;
 constexpr int q8_tile_vectors(int, int) { return 1; }
 constexpr int64_t kUnpackRows = 0;
 #endif
@@ -234,11 +241,12 @@ CHAIRLIFT_INLINE void multiply_q8_up_to(const Q8Operands& o, int64_t row, int64_
 // All rows over one panel, in row counts that differ by at most one.
 template <class KIND, int PANEL_VECTORS>
 void sweep_panel(const Q8Operands& o, int64_t num_rows) {
-  const int64_t num_steps = (num_rows + kQ8Rows - 1) / kQ8Rows;
+  constexpr int kRows = PANEL_VECTORS == kQ8PanelVectors ? kQ8Rows : kQ8NarrowRows;
+  const int64_t num_steps = (num_rows + kRows - 1) / kRows;
   for (int64_t step = 0; step < num_steps; ++step) {
     const int64_t begin = num_rows * step / num_steps;
     const int64_t end = num_rows * (step + 1) / num_steps;
-    multiply_q8_up_to<KIND, kQ8Rows, PANEL_VECTORS>(o, begin, end - begin);
+    multiply_q8_up_to<KIND, kRows, PANEL_VECTORS>(o, begin, end - begin);
   }
 }
 
@@ -400,32 +408,47 @@ void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scra
   }
 }
 
-// Rounds of independent products from registers; returns how many there were.
+constexpr int kBurstVectors = q8_tile_vectors(kQ8Rows, kQ8PanelVectors);
+constexpr int kBurstChains = kQ8Rows * kBurstVectors;
+
+template <int CHAIN>
+CHAIRLIFT_INLINE void add_to_chains(Dot<8>* sum, const Dot<8>::Prepared* code, const int8_t* quads) {
+  if constexpr (CHAIN < kBurstChains) {
+    const Quad quad = Quad::load(quads + CHAIN / kBurstVectors * 4);
+    sum[CHAIN].add(code[CHAIN % kBurstVectors], quad);
+    add_to_chains<CHAIN + 1>(sum, code, quads);
+  }
+}
+
+// Rounds of products like a tile's, but from registers; returns how many there were.
 int64_t dot_burst(int64_t rounds, int32_t* sink) {
-  constexpr int kVectors = q8_tile_vectors(kQ8Rows, kQ8PanelVectors);
-  constexpr int kChains = kQ8Rows * kVectors;
-  using Product = Dot<8>;
-  alignas(64) uint8_t codes[kCodesBytes] = {1, 2, 3};
-  alignas(64) int8_t quad[4] = {1, -1, 2, 3};
-  Product sum[kChains];
+  constexpr int kRepeats = 16;
+  alignas(64) uint8_t codes[kBurstVectors * kCodesBytes];
+  alignas(64) int8_t quads[kQ8Rows * 4];
+  for (int i = 0; i < kBurstVectors * kCodesBytes; ++i) codes[i] = static_cast<uint8_t>(i);
+  for (int i = 0; i < kQ8Rows * 4; ++i) quads[i] = static_cast<int8_t>(i);
+  Dot<8> sum[kBurstChains];
+  Dot<8>::Prepared code[kBurstVectors];
   CHAIRLIFT_UNROLL
-  for (int i = 0; i < kChains; ++i) sum[i] = Product::start(I16::all(sink[0] + i));
-  const typename Product::Prepared code = Product::prepare(Codes::load(codes));
+  for (int i = 0; i < kBurstChains; ++i) sum[i] = Dot<8>::start(I16::all(sink[0] + i));
+  CHAIRLIFT_UNROLL
+  for (int v = 0; v < kBurstVectors; ++v) {
+    code[v] = Dot<8>::prepare(Codes::load(codes + v * kCodesBytes));
+  }
   for (int64_t round = 0; round < rounds; ++round) {
     CHAIRLIFT_UNROLL
-    for (int repeat = 0; repeat < 16; ++repeat) {
+    for (int repeat = 0; repeat < kRepeats; ++repeat) {
 #if defined(__GNUC__)
-      __asm__ volatile("" : : "r"(quad) : "memory");  // or all rounds become one
+      __asm__ volatile("" : : "r"(quads) : "memory");  // or all rounds become one
 #endif
-      const Quad activations = Quad::load(quad);
-      CHAIRLIFT_UNROLL
-      for (int i = 0; i < kChains; ++i) sum[i].add(code, activations);
+      add_to_chains<0>(sum, code, quads);
     }
   }
   I16 total = sum[0].finish();
-  for (int i = 1; i < kChains; ++i) total = total + sum[i].finish();
+  CHAIRLIFT_UNROLL
+  for (int i = 1; i < kBurstChains; ++i) total = total + sum[i].finish();
   sink[0] = static_cast<int32_t>(sum_lanes(to_float(total)));
-  return rounds * 16 * kChains * kCodesBytes;
+  return rounds * kRepeats * kBurstChains * kCodesBytes;
 }
 
 }  // namespace
