@@ -171,6 +171,83 @@ typedef struct chairlift_attention {
 CHAIRLIFT_API int32_t chairlift_paged_attention_f32(chairlift_pool* pool,
                                                     const chairlift_attention* task);
 
+// -- quantised cache -----------------------------------------------------------------------------
+
+#define CHAIRLIFT_KV_INT8 1
+
+// Bytes of the keys and values of one block and layer, opaque to the caller; 0 if the cache cannot
+// have that form (chairlift_last_error() says why).  Pieces should start on a cache line.
+CHAIRLIFT_API int64_t chairlift_kv_piece_bytes(int32_t kv_type, int64_t block_size,
+                                               int64_t num_kv_heads, int64_t head_dim);
+
+typedef struct chairlift_qkv_to_cache {
+  int64_t struct_size;  // sizeof(chairlift_qkv_to_cache), checked
+
+  const float* qkv;          // [num_tokens, (num_heads + 2 num_kv_heads) * head_dim], dense
+  const float* q_norm;       // [head_dim], or null
+  const float* k_norm;       // the same
+  const float* cos;          // [max_position, rope_dim / 2]
+  const float* sin;          // the same
+  const int32_t* positions;  // [num_tokens]
+  const int64_t* slots;      // [num_tokens] block * block_size + offset
+  uint8_t* kv_cache;         // piece of block 0 of the layer in question
+  int8_t* query;             // [num_tokens, num_heads, head_dim], written
+  float* query_scales;       // [num_tokens, num_heads], written
+
+  int64_t block_stride;  // bytes
+  int64_t num_blocks;
+  int64_t num_tokens;
+  int64_t max_position;
+  int64_t block_size;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t rope_dim;
+  int64_t rope_interleaved;
+  float norm_eps;
+} chairlift_qkv_to_cache;
+
+// For every token: normalises its query and key heads (if weights are given), rotates them, stores
+// keys and values as bytes, and leaves the queries as bytes.  Each head of each token is quantised
+// alone: scale = max |x| / 127, code = x / scale to the nearest.  The same codes on every machine.
+CHAIRLIFT_API int32_t chairlift_qkv_to_cache_int8(chairlift_pool* pool,
+                                                  const chairlift_qkv_to_cache* task);
+
+typedef struct chairlift_attention_int8 {
+  int64_t struct_size;  // sizeof(chairlift_attention_int8), checked
+
+  const int8_t* query;          // [num_tokens, num_heads, head_dim]
+  const float* query_scales;    // [num_tokens, num_heads]
+  float* out;                   // [num_tokens, num_heads, head_dim]
+  const uint8_t* kv_cache;      // piece of block 0 of the layer in question
+  const int32_t* query_start;   // [num_sequences + 1]
+  const int32_t* context_lens;  // [num_sequences]
+  const int32_t* block_tables;  // [num_sequences, max_blocks]
+
+  int64_t block_stride;  // bytes
+  int64_t num_blocks;
+  int64_t num_tokens;
+  int64_t num_sequences;
+  int64_t max_blocks;
+  int64_t block_size;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t sliding_window;  // 0: none
+  float scale;
+} chairlift_attention_int8;
+
+// Causal attention of new tokens (the last ones of their sequences) over a stored context, their
+// own keys and values included.  Query-key products are products of bytes; weights are rounded to
+// 16 bits within groups of 64 positions, and meet the values' bytes in exact integers.
+CHAIRLIFT_API int32_t chairlift_paged_attention_int8(chairlift_pool* pool,
+                                                     const chairlift_attention_int8* task);
+
+// 1e9 bytes per second at which all threads together read `num_bytes` of each of the blocks.
+CHAIRLIFT_API double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory,
+                                            int64_t stride, int64_t num_bytes,
+                                            const int32_t* blocks, int64_t num_blocks);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,10 +2,12 @@
 #define CHAIRLIFT_VEC_AVX2
 #define CHAIRLIFT_DOT_VNNI
 
+#include "../ops/attention_int8.h"
 #include "../ops/linear_q8.h"
 
 namespace chairlift {
 
-extern const Q8Kernels kAvxVnniQ8Kernels = {quantize_rows, linear_q8, dot_burst, kUnpackRows};
+extern const Q8Kernels kAvxVnniQ8Kernels = {quantize_rows, linear_q8, dot_burst, kUnpackRows,
+                                            &kKvKernels};
 
 }  // namespace chairlift

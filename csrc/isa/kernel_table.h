@@ -57,6 +57,40 @@ constexpr int64_t kQ8MaxGatedPanels = 8;
 // Panels of a gated tile: gates and ups of whole pairs and whole groups.
 constexpr int64_t q8_gated_panels(int64_t gated_group) { return gated_group == 64 ? 8 : 4; }
 
+// Some query rows of one sequence, the query heads that read some consecutive key/value heads, and
+// some consecutive groups of positions (see kv_layout.h).
+struct KvTile {
+  int64_t sequence;
+  int64_t first_kv_head;
+  int64_t num_kv_heads;
+  int64_t first_row;  // of the whole step
+  int64_t num_rows;
+  int64_t first_position;  // of first_row in its sequence
+  int64_t first_group;
+  int64_t num_groups;
+  float* partials;  // null: all groups are here, the result goes to `out`
+};
+
+// What a query leaves of one group, in floats: maximum, unit of the sums, totals [16], sums [dim].
+constexpr int64_t kPartialTotals = 16;
+constexpr int64_t kPartialSums = 32;
+
+// Attention over a quantised cache.
+struct KvKernels {
+  void (*store)(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
+                float* scratch);
+  void (*attention)(const chairlift_attention_int8& task, const KvTile* tiles, int64_t num_tiles,
+                    float* scratch);
+  // Merges the partials of a tile's groups, [groups][key/value heads][queries].
+  void (*merge)(const chairlift_attention_int8& task, const KvTile& tile, float* scratch);
+  // Reads pieces of memory in order; returns something that depends on all of them.
+  int64_t (*read)(const uint8_t* memory, int64_t stride, int64_t num_bytes, const int32_t* blocks,
+                  int64_t num_blocks);
+};
+
+// Floats of scratch that `attention` and `merge` need for a tile.
+int64_t attention_int8_scratch_floats(const chairlift_attention_int8& task, const KvTile& tile);
+
 // The ops on bytes, which have instruction sets of their own.
 struct Q8Kernels {
   // Rows of floats to rows of records.
@@ -67,6 +101,7 @@ struct Q8Kernels {
   int64_t (*dot_burst)(int64_t rounds, int32_t* sink);
   // Good for LinearQ8Task; results do not depend on it.
   int64_t unpack_rows;
+  const KvKernels* kv;
 };
 
 // Bytes of scratch that Q8Kernels::linear needs for a tile.

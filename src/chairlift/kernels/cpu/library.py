@@ -105,6 +105,13 @@ SIGNATURES = {
         (ctypes.c_void_p, FLOATS, SIZE, SIZE, SIZE, ctypes.c_void_p),
     ),
     "chairlift_measure_int8_dot": (ctypes.c_double, (ctypes.c_void_p,)),
+    "chairlift_kv_piece_bytes": (SIZE, (ctypes.c_int32, SIZE, SIZE, SIZE)),
+    "chairlift_qkv_to_cache_int8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_paged_attention_int8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_measure_read": (
+        ctypes.c_double,
+        (ctypes.c_void_p, ctypes.c_void_p, SIZE, SIZE, ctypes.c_void_p, SIZE),
+    ),
     "chairlift_paged_attention_f32": (
         ctypes.c_int32,
         (ctypes.c_void_p, ctypes.POINTER(AttentionTask)),
