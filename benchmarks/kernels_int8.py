@@ -54,12 +54,10 @@ def random_weights(shape: tuple[int, int], bits: int, has_minimum: bool) -> Grou
     )
 
 
-def bench_case(ops: Q8Ops, name: str, weights: GroupedWeights, rows: int, fast: bool) -> None:
-    packed = ops.pack(weights, per_channel=fast)
-    x = np.random.default_rng(1).standard_normal((rows, weights.in_features), np.float32)
-    products = rows * weights.codes.size
-    out = np.zeros((rows, weights.out_features), np.float32)
-    call = partial(ops.linear, x, packed, out=out)
+def report(
+    name: str, ops: Q8Ops, call: Callable[[], object], products: int, num_bytes: int
+) -> None:
+    """Time `call` and the peak in turns, and print both."""
     peaks, rates = [], []
     for _ in range(TURNS):
         peaks.append(ops.measure_int8_dot())
@@ -67,10 +65,38 @@ def bench_case(ops: Q8Ops, name: str, weights: GroupedWeights, rows: int, fast: 
     share = statistics.median(rate / peak for rate, peak in zip(rates, peaks, strict=True))
     seconds = products / max(rates) / 1e9
     print(
-        f"{name} {weights.out_features:5} x {weights.in_features:4}, {rows:3} rows:"
-        f" {seconds * 1e3:7.3f} ms, {max(rates):6.1f} GMAC/s (peak {max(peaks):5.1f}),"
-        f" {share:4.0%} of the peak, {packed.num_bytes / seconds / 1e9:5.1f} GB/s of weights",
+        f"{name}: {seconds * 1e3:7.3f} ms, {max(rates):6.1f} GMAC/s (peak {max(peaks):5.1f}),"
+        f" {share:4.0%} of the peak, {num_bytes / seconds / 1e9:5.1f} GB/s of weights",
         flush=True,
+    )
+
+
+def bench_linear(ops: Q8Ops, name: str, weights: GroupedWeights, rows: int, fast: bool) -> None:
+    packed = ops.pack(weights, per_channel=fast)
+    x = np.random.default_rng(1).standard_normal((rows, weights.in_features), np.float32)
+    out = np.zeros((rows, weights.out_features), np.float32)
+    shape = f"{weights.out_features:5} x {weights.in_features:4}"
+    report(
+        f"{name} {shape}, {rows:3} rows",
+        ops,
+        partial(ops.linear, x, packed, out=out),
+        rows * weights.codes.size,
+        packed.num_bytes,
+    )
+
+
+def bench_mlp(ops: Q8Ops, name: str, rows: int, fast: bool) -> None:
+    """Gate, up, silu and down of a layer in one call."""
+    gate_up, down = random_weights((3072, 576), 4, True), random_weights((576, 1536), 4, True)
+    first = ops.pack(gate_up, interleave=16, per_channel=fast)
+    second = ops.pack(down, per_channel=fast)
+    x = np.random.default_rng(1).standard_normal((rows, 576), np.float32)
+    report(
+        f"{name}    whole MLP, {rows:3} rows",
+        ops,
+        partial(ops.mlp, x, first, second),
+        rows * (gate_up.codes.size + down.codes.size),
+        first.num_bytes + second.num_bytes,
     )
 
 
@@ -94,7 +120,10 @@ def main() -> None:
         for shape in shapes if bits == 4 else (shapes[-1], HEAD_SHAPE):
             weights = random_weights(shape, bits, has_minimum)
             for rows in options.rows:
-                bench_case(ops, name, weights, rows, fast)
+                bench_linear(ops, name, weights, rows, fast)
+        if bits == 4:
+            for rows in options.rows:
+                bench_mlp(ops, name, rows, fast)
 
 
 if __name__ == "__main__":

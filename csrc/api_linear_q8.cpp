@@ -371,8 +371,7 @@ int32_t chairlift_linear_q8(chairlift_pool* pool, const float* x, int64_t rows, 
   if (!records) return out_of_memory();
   chairlift::quantize(pool->threads, kernels, x, rows, width, group, records);
   const LinearQ8Task task = {records, weight, bias, residual, out, nullptr, 0, kernels.unpack_rows};
-  return chairlift::run_linear(pool->threads, kernels, task, rows) ? CHAIRLIFT_OK
-                                                                   : out_of_memory();
+  return chairlift::run_linear(pool->threads, kernels, task, rows) ? CHAIRLIFT_OK : out_of_memory();
 }
 
 int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows, const void* gate_up,
@@ -392,8 +391,10 @@ int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows, con
   uint8_t* gated = chairlift::gated_rows.get(rows * group_row_bytes(inner, inner_group));
   if (!records || !gated) return out_of_memory();
   chairlift::quantize(pool->threads, kernels, x, rows, width, group, records);
-  const LinearQ8Task gate = {records, first, nullptr, nullptr, nullptr, gated, inner_group, kernels.unpack_rows};
-  const LinearQ8Task project = {gated, second, nullptr, residual, out, nullptr, 0, kernels.unpack_rows};
+  const LinearQ8Task gate = {records, first, nullptr,     nullptr,
+                             nullptr, gated, inner_group, kernels.unpack_rows};
+  const LinearQ8Task project = {gated, second,  nullptr, residual,
+                                out,   nullptr, 0,       kernels.unpack_rows};
   const bool done = chairlift::run_linear(pool->threads, kernels, gate, rows) &&
                     chairlift::run_linear(pool->threads, kernels, project, rows);
   return done ? CHAIRLIFT_OK : out_of_memory();

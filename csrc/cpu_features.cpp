@@ -54,8 +54,8 @@ CpuFeatures detect_cpu_features() {
   constexpr uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;  // 7.ebx
   constexpr uint32_t kAvx512Vnni = 1u << 11;                                         // 7.ecx
   constexpr uint32_t kAvxVnni = 1u << 4;                                             // 7.1.eax
-  constexpr uint32_t kAmd = 0x444d4163;  // 0.ecx: the end of "AuthenticAMD"
-  constexpr uint64_t kYmm = 0x6, kZmm = 0xe6;                                        // XCR0
+  constexpr uint32_t kAmd = 0x444d4163;        // 0.ecx: the end of "AuthenticAMD"
+  constexpr uint64_t kYmm = 0x6, kZmm = 0xe6;  // XCR0
   CpuFeatures features;
   const Registers basic = cpuid(1, 0);
   if (!has_bits(basic.ecx, kFma | kOsxsave | kAvx | kF16c)) return features;

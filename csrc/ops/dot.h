@@ -319,9 +319,7 @@ struct Magnitude {
 CHAIRLIFT_INLINE Magnitude magnitude(F16 a) {
   return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff))};
 }
-CHAIRLIFT_INLINE Magnitude larger(Magnitude a, Magnitude b) {
-  return {_mm512_max_epi32(a.v, b.v)};
-}
+CHAIRLIFT_INLINE Magnitude larger(Magnitude a, Magnitude b) { return {_mm512_max_epi32(a.v, b.v)}; }
 CHAIRLIFT_INLINE uint32_t largest_lane(Magnitude a) {
   return static_cast<uint32_t>(_mm512_reduce_max_epi32(a.v));
 }
@@ -339,9 +337,7 @@ CHAIRLIFT_INLINE Magnitude magnitude(F16 a) {
   return {_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a.low), mask),
                            _mm256_and_si256(_mm256_castps_si256(a.high), mask))};
 }
-CHAIRLIFT_INLINE Magnitude larger(Magnitude a, Magnitude b) {
-  return {_mm256_max_epi32(a.v, b.v)};
-}
+CHAIRLIFT_INLINE Magnitude larger(Magnitude a, Magnitude b) { return {_mm256_max_epi32(a.v, b.v)}; }
 CHAIRLIFT_INLINE uint32_t largest_lane(Magnitude a) {
   __m128i four = _mm_max_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
   four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
@@ -349,9 +345,9 @@ CHAIRLIFT_INLINE uint32_t largest_lane(Magnitude a) {
   return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
 }
 CHAIRLIFT_INLINE void store_low_bytes(F16 t, int8_t* p) {
-  const __m256i first_bytes = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
-                                               -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1,
-                                               -1, -1, -1, -1);
+  const __m256i first_bytes =
+      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
+                       -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 1, 1, 1, 1, 1);
   const __m256 half[2] = {t.low, t.high};
   for (int i = 0; i < 2; ++i) {

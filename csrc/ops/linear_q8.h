@@ -171,8 +171,8 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first) {
       }
       CHAIRLIFT_UNROLL
       for (int r = 0; r < ROWS; ++r) {
-        const GroupTail* tail = reinterpret_cast<const GroupTail*>(record + r * o.row_bytes +
-                                                                   KIND::kActivationGroup);
+        const GroupTail* tail =
+            reinterpret_cast<const GroupTail*>(record + r * o.row_bytes + KIND::kActivationGroup);
         const F16 row_scale = F16::all(tail->scale);
         CHAIRLIFT_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
@@ -210,8 +210,7 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first) {
     for (int r = 0; r < ROWS; ++r) {
       const int64_t at = (row + r) * o.out_stride + column;
       if constexpr (KIND::kForm == Q8Form::kChannel) {
-        total[r][v] =
-            total[r][v] * F16::load(static_cast<const float*>(o.scales) + column);
+        total[r][v] = total[r][v] * F16::load(static_cast<const float*>(o.scales) + column);
       }
       if (o.bias) total[r][v] = total[r][v] + load_columns(o.bias + column, width);
       if (o.residual) total[r][v] = total[r][v] + load_columns(o.residual + at, width);
@@ -350,7 +349,8 @@ struct PreparedPanel {
 void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scratch) {
   const PackedQ8& w = *task.weight;
   const uint8_t* packed = reinterpret_cast<const uint8_t*>(task.weight);
-  const bool unpack = w.stored_bits == 4 && task.unpack_rows > 0 && tile.num_rows >= task.unpack_rows;
+  const bool unpack =
+      w.stored_bits == 4 && task.unpack_rows > 0 && tile.num_rows >= task.unpack_rows;
   const SweepPanel sweep = choose_sweep(w, unpack ? 8 : w.stored_bits);
   const int64_t row_bytes = group_row_bytes(w.in_features, w.activation_group);
   const int64_t num_groups = num_depth_blocks(w) * kQ8BlockDepth / w.activation_group;
@@ -412,7 +412,8 @@ constexpr int kBurstVectors = q8_tile_vectors(kQ8Rows, kQ8PanelVectors);
 constexpr int kBurstChains = kQ8Rows * kBurstVectors;
 
 template <int CHAIN>
-CHAIRLIFT_INLINE void add_to_chains(Dot<8>* sum, const Dot<8>::Prepared* code, const int8_t* quads) {
+CHAIRLIFT_INLINE void add_to_chains(Dot<8>* sum, const Dot<8>::Prepared* code,
+                                    const int8_t* quads) {
   if constexpr (CHAIN < kBurstChains) {
     const Quad quad = Quad::load(quads + CHAIN / kBurstVectors * 4);
     sum[CHAIN].add(code[CHAIN % kBurstVectors], quad);

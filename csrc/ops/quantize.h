@@ -13,8 +13,8 @@ namespace {
 // Follows the codes of a group.
 struct GroupTail {
   float scale;
-  float scaled_sum;       // scale * sum
-  int32_t sum;            // of all codes
+  float scaled_sum;  // scale * sum
+  int32_t sum;       // of all codes
   int32_t sum_first_half;
 };
 static_assert(sizeof(GroupTail) == kGroupTailBytes, "the record is cut by others as well");

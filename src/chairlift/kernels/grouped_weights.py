@@ -1,6 +1,6 @@
 """A quantised matrix in one form, whatever its file calls it.
 
-    w[n, k] = scales[n, k // group_size] * codes[n, k] + mins[n, k // group_size]
+w[n, k] = scales[n, k // group_size] * codes[n, k] + mins[n, k // group_size]
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ class GroupedWeights:
 
     @property
     def out_features(self) -> int:
-        return self.codes.shape[0]
+        return int(self.codes.shape[0])
 
     @property
     def in_features(self) -> int:
-        return self.codes.shape[1]
+        return int(self.codes.shape[1])
 
-    def dequantise(self) -> FloatArray:
+    def dequantize(self) -> FloatArray:
         """The matrix as float32 [N, K]."""
         size = self.group_size
         scales = self.scales.repeat(size, axis=1)[:, : self.in_features]
-        return scales * self.codes.astype(np.float32) + self.mins.repeat(size, axis=1)[
-            :, : self.in_features
-        ]
+        return (
+            scales * self.codes.astype(np.float32)
+            + self.mins.repeat(size, axis=1)[:, : self.in_features]
+        )
 
 
 def stack_weights(parts: Sequence[GroupedWeights]) -> GroupedWeights:

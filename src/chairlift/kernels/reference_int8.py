@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.kernels.interface import FloatArray
 from chairlift.kernels.grouped_weights import GroupedWeights
+from chairlift.kernels.interface import FloatArray
 
 SMALLEST_NORMAL = np.float32(1.17549435e-38)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedRows:
-    """Rows x[t, k] = scales[t, k // group_size] * codes[t, k], padded with zeros to whole groups."""
+    """Rows x[t, k] = scales[t, k // group_size] * codes[t, k], padded to whole groups."""
 
     codes: NDArray[np.int8]
     """[T, G * group_size], from -127 to 127."""
@@ -33,7 +33,7 @@ class QuantizedRows:
 
     @property
     def group_size(self) -> int:
-        return self.codes.shape[1] // self.scales.shape[1]
+        return int(self.codes.shape[1] // self.scales.shape[1])
 
 
 def quantise_rows(x: FloatArray, group_size: int = 32) -> QuantizedRows:
@@ -119,7 +119,7 @@ def linear_q8(
 
 def requantise_per_channel(weights: GroupedWeights) -> GroupedWeights:
     """Signed bytes with one scale per row, as unsigned codes with -128 * scale as minimum."""
-    matrix = weights.dequantise()
+    matrix = weights.dequantize()
     with np.errstate(all="ignore"):
         scale = np.abs(matrix).max(axis=1) / np.float32(127)
         usable = (scale >= SMALLEST_NORMAL) & np.isfinite(scale)

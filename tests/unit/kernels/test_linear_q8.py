@@ -96,7 +96,7 @@ def test_what_is_not_finite_stays_in_its_row(ops: Q8Ops, poison: float) -> None:
     clean = ops.linear(x, weight)
     x[2, 50] = poison
     rows = ops.quantise_rows(x)
-    assert np.isnan(rows.scales).tolist() == [[t == 2 and g == 1 for g in range(3)] for t in range(6)]
+    assert np.argwhere(np.isnan(rows.scales)).tolist() == [[2, 1]]
     out = ops.linear(x, weight)
     assert np.isnan(out[2]).all()
     np.testing.assert_array_equal(np.delete(out, 2, axis=0), np.delete(clean, 2, axis=0))

@@ -47,7 +47,7 @@ def test_weights_are_those_of_the_type(type: GGMLType) -> None:
     exact = dequantize(raw, type, shape)
     # The product of scale and code and the minimum are exact or nearly; the sum rounds once more.
     terms = np.abs(grouped.mins.repeat(grouped.group_size, axis=1)) + np.abs(exact)
-    assert np.all(np.abs(grouped.dequantise() - exact) <= terms * 2.0**-22)
+    assert np.all(np.abs(grouped.dequantize() - exact) <= terms * 2.0**-22)
     assert grouped.codes.max() < 1 << grouped.bits
     assert grouped.codes.dtype == np.uint8
     assert grouped.scales.shape == grouped.mins.shape == (6, 512 // grouped.group_size)
@@ -58,7 +58,7 @@ def test_a_matrix_larger_than_a_slice() -> None:
     raw = random_tensor(GGMLType.Q4_1, shape)
     expected = dequantize(raw, GGMLType.Q4_1, shape)
     np.testing.assert_allclose(
-        group_weights(raw, GGMLType.Q4_1, shape).dequantise(), expected, rtol=0, atol=1e-6
+        group_weights(raw, GGMLType.Q4_1, shape).dequantize(), expected, rtol=0, atol=1e-6
     )
 
 
@@ -81,7 +81,7 @@ def test_stacking_keeps_every_weight() -> None:
     stacked = stack_weights(parts)
     assert (stacked.bits, stacked.group_size, stacked.out_features) == (8, 16, 9)
     np.testing.assert_array_equal(
-        stacked.dequantise(), np.concatenate([part.dequantise() for part in parts])
+        stacked.dequantize(), np.concatenate([part.dequantize() for part in parts])
     )
 
 

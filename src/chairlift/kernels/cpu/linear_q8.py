@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from chairlift.kernels.aligned import ALIGNMENT_BYTES
 from chairlift.kernels.cpu.library import SIZE, NativeLibrary
+from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.kernels.interface import FloatArray
 from chairlift.kernels.reference_int8 import QuantizedRows
-from chairlift.kernels.grouped_weights import GroupedWeights
 
 GROUP_TAIL_BYTES = 16
 
@@ -220,6 +220,4 @@ def pointer(array: FloatArray | None) -> int | None:
 def check_floats(name: str, array: FloatArray, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless `array` is dense float32 of `shape`."""
     if array.dtype != np.float32 or array.shape != shape or not array.flags.c_contiguous:
-        raise ValueError(
-            f"{name} must be dense float32 {shape}, not {array.dtype} {array.shape}"
-        )
+        raise ValueError(f"{name} must be dense float32 {shape}, not {array.dtype} {array.shape}")
