@@ -132,12 +132,10 @@ int64_t cost_of(const KvTile& tile) {
   return tile.num_kv_heads * (2 + tile.num_rows) * tile.num_groups;
 }
 
-// Rows and heads to tiles.  Heads of a page lie side by side, so a tile takes all of them where
-// there is work enough for all threads.
-std::vector<KvTile> cut_rows(const chairlift_attention_int8& task, int64_t num_threads) {
+// Rows and heads to tiles.  Heads of a page lie side by side, so tiles of few queries take many.
+std::vector<KvTile> cut_rows(const chairlift_attention_int8& task) {
   const int64_t group = task.num_heads / task.num_kv_heads;
   const int64_t tile_rows = std::max<int64_t>(1, kQueriesPerTile / group);
-  const bool plenty = task.num_sequences >= kItemsPerThread * num_threads;
   std::vector<KvTile> tiles;
   for (int64_t s = 0; s < task.num_sequences; ++s) {
     const int64_t first = task.query_start[s], last = task.query_start[s + 1];
@@ -148,8 +146,9 @@ std::vector<KvTile> cut_rows(const chairlift_attention_int8& task, int64_t num_t
       const int64_t begin = window > 0 ? std::max<int64_t>(0, position + 1 - window) : 0;
       const int64_t first_group = begin / kGroupTokens;
       const int64_t end_group = divide_up(position + rows, kGroupTokens);
-      const int64_t heads = plenty && rows * group <= kSplitQueries ? task.num_kv_heads : 1;
-      for (int64_t head = 0; head < task.num_kv_heads; head += heads) {
+      const int64_t room = std::clamp<int64_t>(kSplitQueries / (rows * group), 1, kKvTileHeads);
+      for (int64_t head = 0; head < task.num_kv_heads; head += room) {
+        const int64_t heads = std::min(room, task.num_kv_heads - head);
         tiles.push_back(
             {s, head, heads, row, rows, position, first_group, end_group - first_group, nullptr});
       }
@@ -161,7 +160,7 @@ std::vector<KvTile> cut_rows(const chairlift_attention_int8& task, int64_t num_t
 // Results depend neither on the cut nor on who computes what.
 KvPlan plan_attention(const chairlift_attention_int8& task, int64_t num_threads) {
   const int64_t group = task.num_heads / task.num_kv_heads;
-  std::vector<KvTile> whole = cut_rows(task, num_threads);
+  std::vector<KvTile> whole = cut_rows(task);
   int64_t total = 0;
   for (const KvTile& tile : whole) total += cost_of(tile);
   const int64_t share = std::max<int64_t>(1, total / (num_threads * kItemsPerThread));

@@ -20,6 +20,8 @@ constexpr int64_t kGroupPages = 4;  // softmax and weights are computed over so 
 constexpr int64_t kGroupTokens = kGroupPages * kPageTokens;
 constexpr int64_t kMaxInt8HeadDim = 512;
 
+constexpr int64_t kKvTileHeads = 16;  // key/value heads of a tile, at most
+
 // Queries taken through a group at once, so few that what they need stays in L1, and its floats.
 constexpr int64_t kKvBatchQueries = 24;
 constexpr int64_t kKvBatchFloats =

@@ -18,6 +18,12 @@
 #include "dot_kv.h"
 #include "kv_cache.h"
 
+#if defined(_MSC_VER)
+#define CHAIRLIFT_NOINLINE __declspec(noinline)
+#else
+#define CHAIRLIFT_NOINLINE __attribute__((noinline))  // alone, a tile gets all the registers
+#endif
+
 namespace chairlift {
 namespace {
 
@@ -91,29 +97,37 @@ CHAIRLIFT_INLINE GroupPages locate_group(const chairlift_attention_int8& task, c
 // scores[q][page][token] = dot * key scale * factor[q].  Codes of keys carry 128 too much, which
 // `starts` has taken off beforehand.
 template <int QUERIES, int PAGES, bool PREFETCH>
-CHAIRLIFT_INLINE void score_pages(const int8_t* queries, const int32_t* starts,
-                                  const float* factors, const uint8_t* const* pages,
-                                  const uint8_t* const* next, const KvLayout& layout,
-                                  float* scores) {
+CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts,
+                                    const float* factors, const uint8_t* const* pages,
+                                    const uint8_t* const* next, const KvLayout& layout,
+                                    float* scores) {
   const int64_t dim = layout.head_dim;
   I16 sum[QUERIES][PAGES];
+  CHAIRLIFT_UNROLL
   for (int q = 0; q < QUERIES; ++q) {
+    CHAIRLIFT_UNROLL
     for (int p = 0; p < PAGES; ++p) sum[q][p] = I16::all(starts[q]);
   }
   for (int64_t i = 0; i < dim / 4; ++i) {
     Codes codes[PAGES];
+    CHAIRLIFT_UNROLL
     for (int p = 0; p < PAGES; ++p) {
       codes[p] = Codes::load(pages[p] + i * kCodesBytes);
+      keep_in_register(codes[p]);
       if (PREFETCH) prefetch_line(next[p] + i * kCodesBytes);
     }
+    CHAIRLIFT_UNROLL
     for (int q = 0; q < QUERIES; ++q) {
       const Codes query = repeat_bytes(queries + q * dim + 4 * i);
+      CHAIRLIFT_UNROLL
       for (int p = 0; p < PAGES; ++p) sum[q][p] = add_dots(sum[q][p], codes[p], query);
     }
   }
+  CHAIRLIFT_UNROLL
   for (int p = 0; p < PAGES; ++p) {
     const F16 scale = F16::load(reinterpret_cast<const float*>(pages[p] + layout.key_scales()));
     if (PREFETCH) prefetch_line(next[p] + layout.key_scales());
+    CHAIRLIFT_UNROLL
     for (int q = 0; q < QUERIES; ++q) {
       (to_float(sum[q][p]) * scale * F16::all(factors[q]))
           .store(scores + q * kTileGroupTokens + p * kLanes);
@@ -165,36 +179,45 @@ CHAIRLIFT_INLINE void score_up_to(int64_t num_queries, const int8_t* queries, co
 
 // sums[q] = sums[q] * keep[q] + (weights[q] . values) * add[q], for some vectors of dimensions
 template <int QUERIES, int VECTORS, bool PREFETCH>
-CHAIRLIFT_INLINE void mix_tile(const uint8_t* high, const uint8_t* low, const uint8_t* const* pages,
-                               int count, const uint8_t* const* next, int64_t first_code,
-                               const KvLayout& layout, const float* keep, const float* add,
-                               float* sums, int64_t stride) {
+CHAIRLIFT_NOINLINE void mix_tile(const uint8_t* high, const uint8_t* low,
+                                 const uint8_t* const* pages, int count, const uint8_t* const* next,
+                                 int64_t first_code, const KvLayout& layout, const float* keep,
+                                 const float* add, float* sums, int64_t stride) {
   I16 upper[QUERIES][VECTORS], lower[QUERIES][VECTORS];
+  CHAIRLIFT_UNROLL
   for (int q = 0; q < QUERIES; ++q) {
+    CHAIRLIFT_UNROLL
     for (int v = 0; v < VECTORS; ++v) upper[q][v] = lower[q][v] = I16::all(0);
   }
   for (int p = 0; p < count; ++p) {
     for (int four = 0; four < 4; ++four) {
       const int64_t offset = layout.values() + four * layout.head_dim * 4 + first_code;
       Codes value[VECTORS];
+      CHAIRLIFT_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
         value[v] = Codes::load(pages[p] + offset + v * kCodesBytes);
+        keep_in_register(value[v]);
         if (PREFETCH) prefetch_line(next[p] + offset + v * kCodesBytes);
       }
+      CHAIRLIFT_UNROLL
       for (int q = 0; q < QUERIES; ++q) {
         const int64_t at = q * kTileGroupTokens + p * kLanes + four * 4;
         const Codes upper_weights = repeat_bytes(high + at);
+        CHAIRLIFT_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
           upper[q][v] = add_dots(upper[q][v], upper_weights, value[v]);
         }
         const Codes lower_weights = repeat_bytes(low + at);
+        CHAIRLIFT_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
           lower[q][v] = add_dots(lower[q][v], lower_weights, value[v]);
         }
       }
     }
   }
+  CHAIRLIFT_UNROLL
   for (int q = 0; q < QUERIES; ++q) {
+    CHAIRLIFT_UNROLL
     for (int v = 0; v < VECTORS; ++v) {
       float* sum = sums + q * stride + v * kLanes;
       const F16 part = to_float(join_bytes(upper[q][v], lower[q][v])) * F16::all(add[q]);
@@ -257,39 +280,48 @@ struct GroupBatch {  // kKvBatchFloats
 static_assert(sizeof(GroupBatch) == kKvBatchFloats * sizeof(float), "others reserve room for it");
 
 // Scores of query `q` to integer weights; the query sees tokens [begin, end) of the group's.
-CHAIRLIFT_INLINE void weigh(GroupBatch& batch, int64_t q, const uint8_t* const* pages, int count,
-                            const KvLayout& layout, int begin, int end) {
+template <bool WHOLE>
+CHAIRLIFT_NOINLINE void weigh(GroupBatch& batch, int64_t q, const uint8_t* const* pages, int count,
+                              const KvLayout& layout, int begin, int end) {
   const F16 nothing = F16::all(kNothing), zero = F16::all(0.0f);
   const float* scores = batch.scores + q * kTileGroupTokens;
-  F16 score[kTileGroupPages], scale[kTileGroupPages];
-  const bool whole = begin <= 0 && end >= count * kLanes;
+  F16 score[kTileGroupPages], weight[kTileGroupPages];
+  CHAIRLIFT_UNROLL
   for (int p = 0; p < kTileGroupPages; ++p) {
-    if (p >= count) {
-      score[p] = nothing;
-      scale[p] = zero;
-      continue;
-    }
-    score[p] = F16::load(scores + p * kLanes);
-    scale[p] = F16::load(reinterpret_cast<const float*>(pages[p] + layout.value_scales()));
-    if (whole) continue;
+    score[p] = WHOLE || p < count ? F16::load(scores + p * kLanes) : nothing;
+    if (WHOLE) continue;
     int first = begin - p * kLanes, last = end - p * kLanes;
     first = first < 0 ? 0 : first > kLanes ? kLanes : first;
     last = last < first ? first : last > kLanes ? kLanes : last;
     score[p] = select_lanes(score[p], first, last, nothing);
-    scale[p] = select_lanes(scale[p], first, last, zero);
   }
   const float largest =
       largest_lane(larger(larger(score[0], score[1]), larger(score[2], score[3])));
-  F16 weight[kTileGroupPages];
+  CHAIRLIFT_UNROLL
   for (int p = 0; p < kTileGroupPages; ++p) {
     weight[p] = exp2_negative(score[p] - F16::all(largest));
   }
   ((weight[0] + weight[1]) + (weight[2] + weight[3])).store(batch.totals + q * kLanes);
-  for (int p = 0; p < kTileGroupPages; ++p) weight[p] = weight[p] * scale[p];
+  CHAIRLIFT_UNROLL
+  for (int p = 0; p < kTileGroupPages; ++p) {
+    if (!WHOLE && p >= count) {
+      weight[p] = zero;
+      continue;
+    }
+    weight[p] =
+        weight[p] * F16::load(reinterpret_cast<const float*>(pages[p] + layout.value_scales()));
+    if (WHOLE) continue;
+    // A scale that was never stored may be no number.
+    int first = begin - p * kLanes, last = end - p * kLanes;
+    first = first < 0 ? 0 : first > kLanes ? kLanes : first;
+    last = last < first ? first : last > kLanes ? kLanes : last;
+    weight[p] = select_lanes(weight[p], first, last, zero);
+  }
   const float most =
       largest_lane(larger(larger(weight[0], weight[1]), larger(weight[2], weight[3])));
   const F16 inverse = F16::all(most > 0 ? kLargestWeight / most : 0.0f);
-  for (int p = 0; p < count; ++p) {
+  CHAIRLIFT_UNROLL
+  for (int p = 0; p < kTileGroupPages; ++p) {
     const int64_t at = q * kTileGroupTokens + p * kLanes;
     store_bytes(weight[p] * inverse, batch.high + at, batch.low + at);
   }
@@ -386,16 +418,72 @@ void finish_queries(const chairlift_attention_int8& task, const KvTile& tile, in
   }
 }
 
-// Queries [first, first + num) of the tile's head against one group.
+// Some queries of the tile that go through a group at once: queries [first, first + num) of each of
+// some heads, which lie side by side in the state (either all of a head's, or one head's only).
+struct BatchRange {
+  int64_t first_head;
+  int64_t num_heads;
+  int64_t first;
+  int64_t num;
+  int64_t first_row;  // of query `first`, and its head inside the row
+  int64_t first_in_row;
+};
+
+// The pages of one head, here and in the group after this one.
+struct HeadPages {
+  const uint8_t* at[kTileGroupPages];
+  const uint8_t* ahead[kTileGroupPages];
+};
+
+// Merges the group's maxima and totals into the state; fills `keep` and `add`.
+CHAIRLIFT_INLINE void merge_totals(GroupBatch& batch, int64_t num, bool all_see, float* largest,
+                                   float* totals) {
+  for (int64_t q = 0; q < num; q += kLanes) {
+    F16 keep, add_total, add, after;
+    rescale(F16::load(largest + q), F16::load(batch.largest + q), F16::load(batch.unit + q), &keep,
+            &add_total, &add, &after);
+    keep.store(batch.keep + q);
+    add.store(batch.add + q);
+    after.store(batch.new_largest + q);
+    float factor[kLanes];
+    add_total.store(factor);
+    for (int64_t i = q; i < num && i < q + kLanes; ++i) {
+      if (!all_see && batch.largest[i] == kNothing) {
+        batch.keep[i] = 1.0f;
+        batch.add[i] = factor[i - q] = 0.0f;
+      }
+      largest[i] = batch.new_largest[i];
+      float* total = totals + i * kLanes;
+      multiply_add(F16::load(total), F16::all(batch.keep[i]),
+                   F16::load(batch.totals + i * kLanes) * F16::all(factor[i - q]))
+          .store(total);
+    }
+  }
+}
+
+// Leaves the group's maxima and totals as they are, and has its sums left so too.
+CHAIRLIFT_INLINE void store_totals(GroupBatch& batch, int64_t num, int64_t dim, float* records) {
+  for (int64_t q = 0; q < num; ++q) {
+    float* record = records + q * (kPartialSums + dim);
+    record[0] = batch.largest[q];
+    record[1] = batch.unit[q];
+    F16::load(batch.totals + q * kLanes).store(record + kPartialTotals);
+    for (int64_t i = 0; i < dim; i += kLanes) F16::all(0.0f).store(record + kPartialSums + i);
+    batch.keep[q] = 0.0f;
+    batch.add[q] = 1.0f;
+  }
+}
+
 CHAIRLIFT_INLINE void attend_batch(const chairlift_attention_int8& task, const KvTile& tile,
-                                   int64_t group_heads, int64_t head, int64_t first, int64_t num,
-                                   int64_t group, const uint8_t* const* pages, int count,
-                                   const uint8_t* const* next, const KvState& state) {
+                                   int64_t group_heads, const BatchRange& range, int64_t group,
+                                   const HeadPages* heads, int count, bool has_next,
+                                   const KvState& state) {
   const KvLayout layout = {task.head_dim};
   const int64_t dim = task.head_dim, group_start = group * kGroupTokens;
   const int64_t head_queries = tile.num_rows * group_heads;
-  const Span first_seen = seen_from(task, tile.first_position + first / group_heads);
-  const Span last_seen = seen_from(task, tile.first_position + (first + num - 1) / group_heads);
+  const int64_t num_rows = (range.first_in_row + range.num + group_heads - 1) / group_heads;
+  const Span first_seen = seen_from(task, tile.first_position + range.first_row);
+  const Span last_seen = seen_from(task, tile.first_position + range.first_row + num_rows - 1);
   const bool sees_any =
       last_seen.end > group_start && first_seen.begin < group_start + kGroupTokens;
   if (!sees_any && !tile.partials) return;
@@ -403,61 +491,41 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention_int8& task, const K
   if (pages_seen < count) count = pages_seen < 0 ? 0 : static_cast<int>(pages_seen);
 
   GroupBatch& batch = *state.batch;
-  const int64_t base = head * head_queries + first;
+  const int64_t base = range.first_head * head_queries + range.first;
+  const int64_t num = range.num, total = range.num_heads * num;
   int64_t num_steps = (num + kDotQueries - 1) / kDotQueries;
-  for (int64_t step = 0; step < num_steps; ++step) {
-    const int64_t q = num * step / num_steps, end = num * (step + 1) / num_steps;
-    score_up_to<kDotQueries>(end - q, state.codes + (base + q) * dim, state.starts + base + q,
-                             state.factors + base + q, pages, count, step == 0 ? next : nullptr,
-                             layout, batch.scores + q * kTileGroupTokens);
+  for (int64_t head = 0; head < range.num_heads; ++head) {
+    const HeadPages& pages = heads[range.first_head + head];
+    int64_t q = 0;
+    for (int64_t step = num_steps; step > 0; --step) {
+      const int64_t size = (num - q + step - 1) / step, at = head * num + q;
+      score_up_to<kDotQueries>(size, state.codes + (base + at) * dim, state.starts + base + at,
+                               state.factors + base + at, pages.at, count,
+                               has_next && q == 0 ? pages.ahead : nullptr, layout,
+                               batch.scores + at * kTileGroupTokens);
+      q += size;
+    }
   }
 
   bool all_see = true;
-  for (int64_t q = 0; q < num; ++q) {
-    const Span seen = seen_from(task, tile.first_position + (first + q) / group_heads);
-    const int64_t begin = seen.begin - group_start, end = seen.end - group_start;
-    if (begin >= kGroupTokens || end <= 0) {
-      all_see = false;
-      weigh_nothing(batch, q);
-    } else {
-      weigh(batch, q, pages, count, layout, begin < 0 ? 0 : static_cast<int>(begin),
-            static_cast<int>(smaller_of(end, kGroupTokens)));
-    }
-  }
-
-  if (tile.partials) {
-    const int64_t record = kPartialSums + dim;
-    float* out = tile.partials +
-                 ((group - tile.first_group) * tile.num_kv_heads * head_queries + base) * record;
-    for (int64_t q = 0; q < num; ++q) {
-      float* part = out + q * record;
-      part[0] = batch.largest[q];
-      part[1] = batch.unit[q];
-      F16::load(batch.totals + q * kLanes).store(part + kPartialTotals);
-      for (int64_t i = 0; i < dim; i += kLanes) F16::all(0.0f).store(part + kPartialSums + i);
-      batch.keep[q] = 0.0f;
-      batch.add[q] = 1.0f;
-    }
-  } else {
-    for (int64_t q = 0; q < num; q += kLanes) {
-      F16 keep, add_total, add, after;
-      rescale(F16::load(state.largest + base + q), F16::load(batch.largest + q),
-              F16::load(batch.unit + q), &keep, &add_total, &add, &after);
-      keep.store(batch.keep + q);
-      add.store(batch.add + q);
-      after.store(batch.new_largest + q);
-      float factor[kLanes];
-      add_total.store(factor);
-      for (int64_t i = q; i < num && i < q + kLanes; ++i) {
-        if (!all_see && batch.largest[i] == kNothing) {
-          batch.keep[i] = 1.0f;
-          batch.add[i] = factor[i - q] = 0.0f;
-        }
-        state.largest[base + i] = batch.new_largest[i];
-        float* total = state.totals + (base + i) * kLanes;
-        multiply_add(F16::load(total), F16::all(batch.keep[i]),
-                     F16::load(batch.totals + i * kLanes) * F16::all(factor[i - q]))
-            .store(total);
+  for (int64_t head = 0; head < range.num_heads; ++head) {
+    const uint8_t* const* pages = heads[range.first_head + head].at;
+    int64_t row = range.first_row, in_row = range.first_in_row;
+    for (int64_t q = head * num; q < (head + 1) * num; ++q) {
+      const Span seen = seen_from(task, tile.first_position + row);
+      const int64_t begin = seen.begin - group_start, end = seen.end - group_start;
+      if (begin <= 0 && end >= kGroupTokens) {
+        weigh<true>(batch, q, pages, kTileGroupPages, layout, 0, kTileGroupTokens);
+      } else if (begin < kGroupTokens && end > 0) {
+        weigh<false>(batch, q, pages, count, layout, begin < 0 ? 0 : static_cast<int>(begin),
+                     static_cast<int>(smaller_of(end, kGroupTokens)));
+      } else {
+        weigh_nothing(batch, q);
+        all_see = false;
+      }
+      if (++in_row == group_heads) {
+        in_row = 0;
+        ++row;
       }
     }
   }
@@ -466,55 +534,80 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention_int8& task, const K
   int64_t stride = dim;
   if (tile.partials) {
     stride = kPartialSums + dim;
-    sums = tile.partials + kPartialSums +
-           ((group - tile.first_group) * tile.num_kv_heads * head_queries + base) * stride;
+    float* records =
+        tile.partials +
+        ((group - tile.first_group) * tile.num_kv_heads * head_queries + base) * stride;
+    store_totals(batch, total, dim, records);
+    sums = records + kPartialSums;
+  } else {
+    merge_totals(batch, total, all_see, state.largest + base, state.totals + base * kLanes);
   }
+
   num_steps = (num + kMixQueries - 1) / kMixQueries;
-  for (int64_t step = 0; step < num_steps; ++step) {
-    const int64_t q = num * step / num_steps, end = num * (step + 1) / num_steps;
-    mix_up_to<kMixQueries>(end - q, batch.high + q * kTileGroupTokens,
-                           batch.low + q * kTileGroupTokens, pages, count,
-                           step == 0 ? next : nullptr, layout, batch.keep + q, batch.add + q,
-                           sums + q * stride, stride);
+  for (int64_t head = 0; head < range.num_heads; ++head) {
+    const HeadPages& pages = heads[range.first_head + head];
+    int64_t q = 0;
+    for (int64_t step = num_steps; step > 0; --step) {
+      const int64_t size = (num - q + step - 1) / step, at = head * num + q;
+      mix_up_to<kMixQueries>(size, batch.high + at * kTileGroupTokens,
+                             batch.low + at * kTileGroupTokens, pages.at, count,
+                             has_next && q == 0 ? pages.ahead : nullptr, layout, batch.keep + at,
+                             batch.add + at, sums + at * stride, stride);
+      q += size;
+    }
+  }
+}
+
+// Pages of each head of the tile, and those to fetch meanwhile.
+CHAIRLIFT_INLINE void point_to_heads(const chairlift_attention_int8& task, const KvTile& tile,
+                                     const GroupPages& pages, const GroupPages* next,
+                                     int64_t next_head, HeadPages* heads) {
+  const int64_t head_bytes = KvLayout{task.head_dim}.head_bytes();
+  for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+    const int64_t ahead = smaller_of(next_head + head, task.num_kv_heads - 1) * head_bytes;
+    for (int j = 0; j < kTileGroupPages; ++j) {
+      const uint8_t* page = pages.page[smaller_of(j, pages.count - 1)];
+      heads[head].at[j] = page + (tile.first_kv_head + head) * head_bytes;
+      heads[head].ahead[j] =
+          next ? next->page[smaller_of(j, next->count - 1)] + ahead : heads[head].at[j];
+    }
   }
 }
 
 void attend_tile(const chairlift_attention_int8& task, const KvTile& tile, const KvTile* following,
                  float* memory) {
-  const KvLayout layout = {task.head_dim};
-  const int64_t page_bytes = task.num_kv_heads * layout.head_bytes();
+  const int64_t page_bytes = task.num_kv_heads * KvLayout{task.head_dim}.head_bytes();
   const int64_t group_heads = task.num_heads / task.num_kv_heads;
   const int64_t head_queries = tile.num_rows * group_heads;
+  const int64_t batch_heads = head_queries < kBatchQueries ? kBatchQueries / head_queries : 1;
   const KvState state = lay_out_state(memory, tile.num_kv_heads * head_queries, task.head_dim);
   start_queries(task, tile, group_heads, state);
   const int64_t last = tile.first_group + tile.num_groups - 1;
   GroupPages pages = locate_group(task, tile, tile.first_group, page_bytes), next;
+  HeadPages heads[kKvTileHeads];
   for (int64_t group = tile.first_group; group <= last; ++group) {
     int64_t next_head = tile.first_kv_head;
-    bool has_next = true;
+    const bool has_next = group < last || following;
     if (group < last) {
       next = locate_group(task, tile, group + 1, page_bytes);
     } else if (following) {
       next = locate_group(task, *following, following->first_group, page_bytes);
       next_head = following->first_kv_head;
-    } else {
-      has_next = false;
     }
-    for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
-      const uint8_t* at[kTileGroupPages];
-      const uint8_t* ahead[kTileGroupPages];
-      const int64_t offset = (tile.first_kv_head + head) * layout.head_bytes();
-      for (int j = 0; j < kTileGroupPages; ++j) {
-        at[j] = j < pages.count ? pages.page[j] + offset : nullptr;
-        ahead[j] =
-            has_next ? next.page[smaller_of(j, next.count - 1)] +
-                           smaller_of(next_head + head, task.num_kv_heads - 1) * layout.head_bytes()
-                     : nullptr;
-      }
-      for (int64_t first = 0; first < head_queries; first += kBatchQueries) {
-        attend_batch(task, tile, group_heads, head, first,
-                     smaller_of(kBatchQueries, head_queries - first), group, at, pages.count,
-                     has_next && first == 0 ? ahead : nullptr, state);
+    point_to_heads(task, tile, pages, has_next ? &next : nullptr, next_head, heads);
+    BatchRange range;
+    for (range.first_head = 0; range.first_head < tile.num_kv_heads;
+         range.first_head += batch_heads) {
+      range.num_heads = smaller_of(batch_heads, tile.num_kv_heads - range.first_head);
+      range.first_row = range.first_in_row = 0;
+      for (range.first = 0; range.first < head_queries; range.first += kBatchQueries) {
+        range.num = smaller_of(kBatchQueries, head_queries - range.first);
+        attend_batch(task, tile, group_heads, range, group, heads, pages.count,
+                     has_next && range.first == 0, state);
+        for (range.first_in_row += range.num; range.first_in_row >= group_heads;
+             range.first_in_row -= group_heads) {
+          ++range.first_row;
+        }
       }
     }
     if (has_next) pages = next;

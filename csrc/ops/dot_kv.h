@@ -18,13 +18,26 @@ CHAIRLIFT_INLINE Codes repeat_bytes(const void* p) {
 
 // sum[i] += a[4i] b[4i] + ... + a[4i + 3] b[4i + 3] for bytes a >= 0 and signed bytes b
 CHAIRLIFT_INLINE I16 add_dots(I16 sum, Codes a, Codes b) {
-#if defined(CHAIRLIFT_DOT_VNNI)
+#if defined(CHAIRLIFT_DOT_VNNI) && defined(__GNUC__)
+  // GCC copies accumulators to and fro around its own intrinsic.
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
+  return sum;
+#elif defined(CHAIRLIFT_DOT_VNNI)
   return {_mm512_dpbusd_epi32(sum.v, a.v, b.v)};
 #else
   const __m512i even = _mm512_madd_epi16(_mm512_and_si512(a.v, _mm512_set1_epi16(255)),
                                          _mm512_srai_epi16(_mm512_slli_epi16(b.v, 8), 8));
   const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a.v, 8), _mm512_srai_epi16(b.v, 8));
   return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+#endif
+}
+
+// Keeps a value in its register: GCC would rather load it again for every use.
+CHAIRLIFT_INLINE void keep_in_register(Codes& a) {
+#if defined(__GNUC__)
+  __asm__("" : "+v"(a.v));
+#else
+  (void)a;
 #endif
 }
 
@@ -137,6 +150,8 @@ CHAIRLIFT_INLINE I16 join_bytes(const I16& high, const I16& low) {
 }
 
 #if !defined(CHAIRLIFT_VEC_AVX512)
+
+CHAIRLIFT_INLINE void keep_in_register(Codes&) {}
 
 CHAIRLIFT_INLINE F16 select_lanes(F16 x, int begin, int end, F16 other) {
   float lane[kLanes], rest[kLanes];
