@@ -1,9 +1,9 @@
 """What the scheduler costs per step: 256 running requests, with 10 and with 10,000 waiting.
 
-Run from a source tree: `PYTHONPATH=src python benchmarks/scheduler.py [--json]`.  The real scheduler,
-KV cache manager and prefix cache run against a result that costs nothing; every running request
-decodes at a context of about 600 tokens, blocks are filled and registered on the way, and those
-that wait are kept out by `max_num_seqs`.
+Run from a source tree: `PYTHONPATH=src python benchmarks/scheduler.py [--json]`.  The real
+scheduler, KV cache manager and prefix cache run against a result that costs nothing; every running
+request decodes at a context of about 600 tokens, blocks are filled and registered on the way, and
+those that wait are kept out by `max_num_seqs`.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engines import load
-from parity.tiny_checkpoints import make_tiny_checkpoint
 
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.weights.model_source import DEFAULT_MODEL, resolve_model
+from engines import load
+from parity.tiny_checkpoints import make_tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,13 @@ def load(path: Path, *, kernels: str = "auto", **options: Any) -> LoadedModel:
         model=str(path),
         kernels=kernels,
         seed=0,
-        **{"kv_cache_memory": "1GiB", "swap_space": 0.25, "threads": 2, **options},
+        **{
+            "kv_cache_memory": "1GiB",
+            "swap_space": 0.25,
+            "scheduling_policy": "priority",  # or a pool for everybody would get no swap space
+            "threads": 2,
+            **options,
+        },
     )
     return load_model(asked)
 
@@ -56,12 +62,11 @@ def make_engine(
         memory=memory,
         enable_prefix_caching=enable_prefix_caching,
         scheduler=dataclasses.replace(
-            resolved.scheduler, **{"batch_wait_ms": 5.0, **scheduler_options}
+            resolved.scheduler,
+            **{"batch_wait_ms": 5.0, "scheduling_policy": "fcfs", **scheduler_options},
         ),
     )
-    model = dataclasses.replace(
-        model, resolved=resolved, cost=dataclasses.replace(model.cost)
-    )
+    model = dataclasses.replace(model, resolved=resolved, cost=dataclasses.replace(model.cost))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "Scheduler", scheduler_class)
         return Engine(model, EngineConfig(seed=0))

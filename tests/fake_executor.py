@@ -283,11 +283,11 @@ class Rig:
     def running_ids(self) -> list[str]:
         return [request.request_id for request in self.scheduler.running]
 
-    def add(self, request_id: str, prompt: Sequence[int] | int, *args: Any, **named: Any) -> Request:
+    def add(
+        self, request_id: str, prompt: Sequence[int] | int, *args: Any, **named: Any
+    ) -> Request:
         """As `make_request()`, put in line now."""
-        request = make_request(
-            request_id, prompt, *args, arrival_time=self.clock.now(), **named
-        )
+        request = make_request(request_id, prompt, *args, arrival_time=self.clock.now(), **named)
         self.core.add_request(request)
         self.requests[request_id] = request
         self.endings[request_id] = Ending()

@@ -13,7 +13,6 @@ field is its help text on the command line and in the documentation.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -25,6 +24,9 @@ SchedulingPolicyName = Literal["fcfs", "priority"]
 PreemptionModeName = Literal["auto", "recompute", "swap"]
 KernelsName = Literal["auto", "native", "reference"]
 PresetName = Literal["latency", "throughput"]
+
+MIN_MEMORY_SHARE = 0.01
+"""The smallest `gpu_memory_utilization`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,8 @@ class EngineConfig:
     """A name (smollm2), a GGUF file, a folder, or a hub id: org/name or org/name:Q4_K_M."""
     max_model_len: int | None = None
     """Longest prompt plus output, in tokens.  Default: what model and memory allow."""
-    max_num_seqs: int = 256
-    """Requests that may run at once."""
+    max_num_seqs: int | None = None
+    """Requests that may run at once.  Default: 256."""
     max_num_batched_tokens: int | None = None
     """Tokens computed in one step at most.  Default: 512 on a CPU."""
     block_size: int = 16
@@ -101,41 +103,47 @@ class EngineConfig:
     """File that gets one JSON line per step."""
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_batched_tokens", "threads"):
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 1)
-        for name in ("max_num_seqs", "static_batch_size"):
-            _integer(name, getattr(self, name), 1)
+        _integer("static_batch_size", self.static_batch_size, 1)
         _integer("block_size", self.block_size, 1, 256)
         _integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if self.gpu_memory_utilization is not None:
-            _number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
+            _number("gpu_memory_utilization", self.gpu_memory_utilization, MIN_MEMORY_SHARE, 1.0)
         _number("swap_space", self.swap_space, 0.0, 2.0**20)
         _number("batch_wait_ms", self.batch_wait_ms, 0.0, 3.6e6)
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value is not None and value not in get_args(choices):
+            is_open = value is None and name in ("prefill_policy", "preset")
+            if not is_open and value not in get_args(choices):
                 raise ConfigError(
                     f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}",
                     field=name,
                 )
+        for name in ("model", "swap_path", "trace"):
+            _text(name, getattr(self, name), is_optional=name != "model")
+        for name in ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager"):
+            _flag(name, getattr(self, name), is_optional=name == "enable_chunked_prefill")
+        if self.kv_cache_memory is not None:
+            parse_bytes(self.kv_cache_memory, field="kv_cache_memory")
         self._check_together()
 
     def _check_together(self) -> None:
+        _integer("tensor_parallel_size", self.tensor_parallel_size, 1)
         if self.tensor_parallel_size != 1:
             raise ConfigError(
-                f"tensor_parallel_size must be 1, got {self.tensor_parallel_size!r}: splitting a"
+                f"tensor_parallel_size must be 1, got {self.tensor_parallel_size}: splitting a"
                 " model over devices is not supported yet",
                 field="tensor_parallel_size",
             )
-        if self.max_num_batched_tokens is not None and (
-            self.max_num_batched_tokens < self.max_num_seqs
-        ):
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is not None and tokens is not None and tokens < seqs:
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
-                f" max_num_seqs ({self.max_num_seqs}): each running request needs one token a step",
+                f"max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}), for"
+                f" each running request needs one token a step: set max_num_seqs={tokens} or less",
                 field="max_num_batched_tokens",
             )
         if self.enable_chunked_prefill is not None and self.prefill_policy is not None:
@@ -146,8 +154,6 @@ class EngineConfig:
                     f" prefill_policy={self.prefill_policy}",
                     field="enable_chunked_prefill",
                 )
-        if self.kv_cache_memory is not None:
-            parse_bytes(self.kv_cache_memory, field="kv_cache_memory")
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
@@ -163,8 +169,9 @@ _CHOICES = {
     "preset": PresetName,
 }
 
-_UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3}
-_UNITS |= {"gb": 1000**3, "tb": 1000**4, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 
 
 def parse_bytes(value: int | str, *, field: str) -> int:
@@ -193,8 +200,20 @@ def _integer(name: str, value: object, low: int, high: int = 2**62) -> int:
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise ConfigError(f"{name} must be a number, got {value!r}", field=name)
     if not low <= value <= high:
-        raise ConfigError(f"{name} must be between {low:g} and {high:g}, got {value:g}", field=name)
+        raise ConfigError(f"{name} must be between {low:g} and {high:g}, got {value}", field=name)
     return float(value)
+
+
+def _text(name: str, value: object, *, is_optional: bool) -> None:
+    if value is None and is_optional:
+        return
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigError(f"{name} must be a text, got {value!r}", field=name)
+
+
+def _flag(name: str, value: object, *, is_optional: bool) -> None:
+    if not isinstance(value, bool) and not (value is None and is_optional):
+        raise ConfigError(f"{name} must be true or false, got {value!r}", field=name)

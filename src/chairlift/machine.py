@@ -6,13 +6,21 @@ or cores; a limit that does not exist is None.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
+
+_MEMORY_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory.high", "memory.current"),  # above it the kernel slows a process down to a crawl
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +40,12 @@ class Machine:
 def inspect_machine(*, proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Machine:
     """Look at the machine as it is now."""
     total, available = _meminfo(proc)
-    limit, used = _cgroup_memory(proc, cgroup_root)
-    is_limited = limit is not None and limit < total
-    free = available if limit is None else min(available, max(0, limit - used))
+    limit, left = _cgroup_memory(proc, cgroup_root)
     return Machine(
         num_cpus=num_available_cpus(proc=proc, cgroup_root=cgroup_root),
-        total_memory_bytes=limit if is_limited and limit is not None else total,
-        free_memory_bytes=free,
-        memory_limit="cgroup" if is_limited else "machine",
+        total_memory_bytes=int(min(total, limit)),
+        free_memory_bytes=int(min(available, left)),
+        memory_limit="cgroup" if limit < total else "machine",
     )
 
 
@@ -60,57 +66,70 @@ def _meminfo(proc: Path) -> tuple[int, int]:
         for line in (proc / "meminfo").read_text().splitlines():
             name, _, rest = line.partition(":")
             values[name] = int(rest.split()[0]) * 1024
-    except (OSError, ValueError, IndexError):  # pragma: no cover  (not on Linux)
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return total, total // 2
+    except (OSError, ValueError, IndexError):
+        return _memory_without_proc()
     total = values.get("MemTotal", 0)
     return total, values.get("MemAvailable", values.get("MemFree", total // 2))
 
 
+def _memory_without_proc() -> tuple[int, int]:  # pragma: no cover  (not on Linux)
+    """Total memory, and half of it as a guess at what is available."""
+    if sys.platform == "win32":
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX; its first word is its size
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
+        return status[1], status[2]
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total, total // 2
+
+
 def _cgroup_folders(proc: Path, root: Path, controller: str) -> list[Path]:
-    """Folders from this process's own cgroup up to the root, version 2 or 1."""
+    """Folders from this process's own cgroup up to the root, version 1 or 2."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return []
+    unified: list[Path] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            mounts = (root / controller, root / controllers)
+            top = next((mount for mount in mounts if mount.is_dir()), mounts[0])
+            return _up_from(top, path)
         if controllers == "":
-            top = root
-        elif controller in controllers.split(","):
-            top = root / controller
-        else:
-            continue
-        own = top / path.lstrip("/")
-        return [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
-    return []
+            unified = _up_from(root, path)
+    return unified
 
 
-def _cgroup_memory(proc: Path, root: Path) -> tuple[int | None, int]:
-    """The tightest memory limit on the way up, and what is used below it."""
-    best: tuple[int | None, int] = (None, 0)
+def _up_from(top: Path, path: str) -> list[Path]:
+    own = top / path.lstrip("/")
+    return [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
+
+
+def _cgroup_memory(proc: Path, root: Path) -> tuple[float, float]:
+    """The smallest memory limit on the way up, and the least that is left below any of them."""
+    smallest = least_left = math.inf
     for folder in _cgroup_folders(proc, root, "memory"):
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
+        for limit_name, used_name in _MEMORY_LIMITS:
             limit, used = _number(folder / limit_name), _number(folder / used_name) or 0
-            used -= min(used, _reclaimable(folder))
-            if limit is not None and (best[0] is None or limit - used < best[0] - best[1]):
-                best = (limit, used)
-    return best
+            if limit is not None:
+                used -= min(used, _reclaimable(folder))
+                smallest = min(smallest, limit)
+                least_left = min(least_left, max(0, limit - used))
+    return smallest, least_left
 
 
 def _reclaimable(folder: Path) -> int:
     """File pages that count as used and are given back under pressure."""
+    values: dict[str, int] = {}
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
-                return int(value)
+            values[name] = int(value)
     except (OSError, ValueError):
-        pass
-    return 0
+        return 0
+    # Version 1 counts what lies below a folder under names of its own.
+    names = ("inactive_file", "active_file")
+    return sum(values.get(f"total_{name}", values.get(name, 0)) for name in names)
 
 
 def _cgroup_cpus(proc: Path, root: Path) -> float | None:
@@ -120,18 +139,22 @@ def _cgroup_cpus(proc: Path, root: Path) -> float | None:
         try:
             quota, period = (folder / "cpu.max").read_text().split()
         except (OSError, ValueError):
-            quota_us = _number(folder / "cpu.cfs_quota_us")
-            period_us = _number(folder / "cpu.cfs_period_us")
-            if quota_us is not None and quota_us > 0 and period_us:
-                quotas.append(quota_us / period_us)
-            continue
-        if quota != "max":
+            quota = _text(folder / "cpu.cfs_quota_us")
+            period = _text(folder / "cpu.cfs_period_us")
+        # "max" in version 2 and -1 in version 1 are no quota.
+        if quota.isdecimal() and period.isdecimal() and int(quota) and int(period):
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
-def _number(path: Path) -> int | None:
+def _text(path: Path) -> str:
     try:
-        return int(path.read_text())
+        return path.read_text().strip()
     except (OSError, ValueError):
-        return None
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    """None where there is no file or no limit."""
+    text = _text(path)
+    return int(text) if text.isdecimal() else None

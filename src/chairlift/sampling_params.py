@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import Any
 
 from chairlift.errors import RequestError
 
@@ -86,6 +87,11 @@ class SamplingParams:
         self._check_penalties()
         self._check_stops()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles by its values: a read-only mapping can do neither by itself."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return _restore, ({**values, "logit_bias": dict(self.logit_bias)},)
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
@@ -156,29 +162,35 @@ class SamplingParams:
                 raise RequestError(f"{name} must be true or false", field=name)
 
 
+def _restore(values: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**values)
+
+
 def _sequence(name: str, value: object) -> tuple[object, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, set, frozenset)):
         raise RequestError(f"{name} must be a list", field=name)
-    return tuple(sorted(value) if isinstance(value, (set, frozenset)) else value)
+    # A set has no order of its own; the text of an item serves, whatever the items are.
+    return tuple(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value)
 
 
-def _bias_items(bias: Mapping[object, object]) -> list[tuple[int, float]]:
-    items: list[tuple[int, float]] = []
-    for key, value in bias.items():
-        try:
-            token_id = int(key)  # type: ignore[call-overload]  # JSON keys arrive as strings
-        except (TypeError, ValueError):
-            raise RequestError(
-                f"logit_bias has a key that is no token id: {key!r}", field="logit_bias"
-            ) from None
-        _integer("logit_bias", token_id, 0, 2**31 - 1)
-        items.append((token_id, _number("logit_bias", value, -100.0, 100.0)))
-    return items
+def _bias_items(bias: Mapping[Any, Any]) -> list[tuple[int, float]]:
+    return [(_token_id(key), _number("logit_bias", bias[key], -100.0, 100.0)) for key in bias]
+
+
+def _token_id(key: object) -> int:
+    """JSON keys arrive as strings."""
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
+        key = int(key)
+    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 2**31:
+        raise RequestError(
+            f"logit_bias has a key that is no token id: {key!r:.80}", field="logit_bias"
+        )
+    return key
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer, got {value!r}", field=name)
+        raise RequestError(f"{name} must be an integer, got {value!r:.80}", field=name)
     if not low <= value <= high:
         raise RequestError(f"{name} must be between {low} and {high}, got {value}", field=name)
     return value
@@ -186,8 +198,11 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
 
 def _number(name: str, value: object, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RequestError(f"{name} must be a number, got {value!r}", field=name)
-    number = float(value)
+        raise RequestError(f"{name} must be a number, got {value!r:.80}", field=name)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
     if not math.isfinite(number):
         raise RequestError(f"{name} must be a finite number, got {number}", field=name)
     if not low <= number <= high:

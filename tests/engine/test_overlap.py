@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from fake_executor import Rig
 
 from chairlift.core.request import RequestStatus
+from fake_executor import Rig
 
 
 def play(seed: int, overlap_depth: int) -> Rig:

@@ -1,4 +1,4 @@
-"""Our models against what Hugging Face transformers computed in float32 (the committed fixtures)."""
+"""Our models against what transformers computed in float32: the committed fixtures."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from engines import Job, make_engine, run_jobs
-from parity.parity_fixtures import GreedySample, load_greedy, load_tiny
-from parity.tiny_checkpoints import VARIANTS
 
 from chairlift.core.scheduler_output import ScheduledRequest
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.runner.forward_batch import build_layout
 from chairlift.sampling_params import SamplingParams
+from engines import Job, make_engine, run_jobs
+from parity import parity_fixtures
+from parity.parity_fixtures import GreedySample, TinyLogits, load_greedy
+from parity.tiny_checkpoints import VARIANTS
 
 LOGIT_TOLERANCE = 1e-3
 CLOSE_CALL = 1e-3
@@ -37,8 +38,8 @@ def test_teacher_forced_logits_equal_transformers(
     assert np.abs(logits - expected.logits).max() < LOGIT_TOLERANCE
 
 
-def load_tiny_fixture(variant: str):  # type: ignore[no-untyped-def]
-    return load_tiny().variants[variant]
+def load_tiny_fixture(variant: str) -> TinyLogits:
+    return parity_fixtures.load_tiny().variants[variant]
 
 
 @pytest.mark.real_model

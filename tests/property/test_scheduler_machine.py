@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fake_executor import FakeExecutor, FaultPoint, make_request, prefix_hashes, solo_tokens
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -33,9 +32,10 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.scheduler_output import RequestUpdate, SchedulerOutput
 from chairlift.errors import RequestError
 from chairlift.events import StepRecord
+from fake_executor import FakeExecutor, FaultPoint, make_request, prefix_hashes, solo_tokens
 
 IS_FULL = os.environ.get("CHAIRLIFT_FULL") == "1"
-NUM_EXAMPLES = int(os.environ.get("N", "200"))
+NUM_EXAMPLES = 20_000 if IS_FULL else 200
 FAMILIES = ([0, 1, 2, 3, 4] * 4, [1, 1, 1, 1] * 5, [4, 2, 0, 3] * 5)
 """Prompts begin like one of these, so that prefixes are shared."""
 

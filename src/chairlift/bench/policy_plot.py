@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chairlift.bench.policy_tables import BenchReport, Cell
+from chairlift.bench.policy_report import BenchReport, Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,9 +48,14 @@ def _draw_bars(axis: Axes, cells: Sequence[Cell]) -> None:
             color=_COLOURS[policy],
             label=policy,
         )
-        axis.bar_label(bars, fmt="%.0f", fontsize=8, padding=3)
+        axis.bar_label(bars, fmt="%.0f", fontsize=8, label_type="center", color="white")
         axis.plot(
-            places, [c.predicted_tokens_per_s for c in mine], "o", color="black", markersize=3
+            places,
+            [c.predicted_tokens_per_s for c in mine],
+            "o",
+            color="black",
+            markeredgecolor="white",
+            markersize=6,
         )
     axis.set_xticks(range(len(rows)), rows)
     for side in ("top", "right"):

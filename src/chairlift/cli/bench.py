@@ -11,7 +11,7 @@ from chairlift.cli.dataclass_options import Values, with_options
 from chairlift.config import EngineConfig
 
 if TYPE_CHECKING:
-    from chairlift.bench.policy_tables import WorkloadName
+    from chairlift.bench.bench_plan import WorkloadName
 
 app = typer.Typer(help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=False)
 
@@ -49,7 +49,8 @@ def policies(
     engine: Values,
 ) -> None:
     """Static, dynamic and continuous batching by load and by output length, with predictions."""
-    from chairlift.bench.policy_tables import BenchPlan, load_for_bench, measure_policies
+    from chairlift.bench.bench_plan import BenchPlan
+    from chairlift.bench.policy_tables import load_for_bench, measure_policies
     from chairlift.cli.result_files import check_writable, write_json, write_plot
     from chairlift.cli.terminal import note, show
 

@@ -31,6 +31,9 @@ def chat(
     system: Annotated[
         str | None, typer.Option("--system", help="What the model is told first.")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what the engine decides, and why.")
+    ] = False,
     *,
     sampling: Values,
     engine: Values,
@@ -38,10 +41,12 @@ def chat(
     """Talk with a model; it remembers the conversation."""
     import dataclasses
 
+    from chairlift.cli.terminal import show_log
     from chairlift.engine.llm import LLM
 
     SamplingParams(**sampling)
     EngineConfig(**engine)
+    show_log(quiet=not verbose)
     llm = LLM(**engine)
     params = dataclasses.replace(llm.get_default_sampling_params(), **sampling)
     Conversation(llm, params, system).run()

@@ -45,8 +45,11 @@ def demo(
     asked = EngineConfig(**engine)
     _make_folder(out)
     model = load_for_comparison(asked, seats, show_download=True)
-    show(f"{model.name} loaded in {time.perf_counter() - start_s:.1f} s; {num_requests} requests,")
-    show(f"{seats} seats, {model.resolved.num_threads} threads, seed {seed}; greedy, no caching")
+    show(f"{model.name} loaded in {time.perf_counter() - start_s:.1f} s")
+    show(
+        f"{num_requests} requests of mixed lengths, {seats} seats, {model.resolved.num_threads}"
+        f" threads, seed {seed}; greedy, prefix caching off"
+    )
     show("")
     with create_view(seats) as view:
         comparison = compare_policies(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections import deque
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _LINE_EVERY_S = 5.0
-_FRAMES_PER_S = 10
+_FRAMES_PER_S = 5
+"""More would take from the engine what they show."""
 _STYLES: dict[SeatState, tuple[str, str]] = {
     "prefill": ("█", "blue"),
-    "decode": ("█", "bright_cyan"),
-    "padding": ("▒", "red"),
+    "decode": ("▓", "bright_cyan"),
+    "padding": ("░", "red"),
     "empty": ("·", "bright_black"),
 }
 
@@ -157,9 +159,9 @@ class LiveView:
         if rider is not None:
             label = f"#{rider} {self._tally.done.get(rider, 0)}/{self._tally.asked[rider]}"
         row = Text(f" {seat + 1:3d}  {label:<13} ", style="not bold")
-        for states in self._columns:
-            mark, style = _STYLES[states[seat]]
-            row.append(mark, style=style)
+        for state, steps in itertools.groupby(states[seat] for states in self._columns):
+            mark, style = _STYLES[state]
+            row.append(mark * len(list(steps)), style=style)
         return row.append("\n")
 
 

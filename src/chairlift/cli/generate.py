@@ -37,8 +37,8 @@ def generate(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per prompt.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the engine decided at start, and why.")
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Do not show what the engine decides, and why.")
     ] = False,
     *,
     sampling: Values,
@@ -56,7 +56,7 @@ def generate(
         engine,
         is_streaming=is_single and not as_json if stream is None else stream,
         as_json=as_json,
-        verbose=verbose,
+        quiet=quiet,
     )
 
 
@@ -99,18 +99,16 @@ def _run(
     *,
     is_streaming: bool,
     as_json: bool,
-    verbose: bool,
+    quiet: bool,
 ) -> None:
     import dataclasses
     import time
 
-    from chairlift.cli.terminal import note
+    from chairlift.cli.terminal import note, show_log
     from chairlift.engine.llm import LLM
 
+    show_log(quiet=quiet)
     llm = LLM(**engine)
-    if verbose:
-        for reason in llm.engine.model.resolved.reasons:
-            note(f"engine: {reason}")
     params = dataclasses.replace(llm.get_default_sampling_params(), **sampling)
     start_s = time.perf_counter()
     if is_streaming:

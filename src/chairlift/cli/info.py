@@ -38,7 +38,7 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     import dataclasses
     import sys
 
-    from chairlift.engine.loaded_model import _weights_bytes
+    from chairlift.engine.loaded_model import weights_bytes
     from chairlift.engine.resolved_config import resolve_config
     from chairlift.machine import inspect_machine
     from chairlift.models.registry import read_model_config
@@ -48,8 +48,9 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     path = resolve_model(asked.model, progress=sys.stderr.isatty())
     with open_checkpoint(path) as checkpoint:
         config = read_model_config(checkpoint.kind, checkpoint.metadata)
-        weights_bytes = _weights_bytes(checkpoint)
-        resolved = resolve_config(asked, config, inspect_machine(), weights_bytes=weights_bytes)
+        resolved = resolve_config(
+            asked, config, inspect_machine(), weights_bytes=weights_bytes(checkpoint)
+        )
     memory = resolved.memory
     lengths = [n for n in _LENGTHS if n < memory.max_model_len] + [memory.max_model_len]
     return {

@@ -23,6 +23,15 @@ def note(text: str) -> None:
     show(text, stream=sys.stderr)
 
 
+def show_log(*, quiet: bool) -> None:
+    """Show the engine's log lines: decisions and their reasons, or warnings only."""
+    import logging
+
+    from chairlift.log import configure_logging
+
+    configure_logging(logging.WARNING if quiet else logging.INFO, force=True)
+
+
 def size_text(num_bytes: float) -> str:
     """Bytes for a person: "93.8 MiB"."""
     for unit in ("bytes", "KiB", "MiB"):

@@ -29,8 +29,8 @@ class BlockPool:
         self._retired: list[int] = []
         self._on_evict: Callable[[int], None] = lambda block_id: None
         # The list's ends are one sentinel at index num_blocks.
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._previous = [num_blocks, *range(num_blocks)]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._previous: list[int] = [num_blocks, *range(num_blocks)]
 
     def on_evict(self, callback: Callable[[int], None]) -> None:
         """Call `callback(block_id)` when a cached block is taken for new contents."""

@@ -52,13 +52,12 @@ class EngineCore:
 
         Returns what changed for each request; nothing when only a waiting window runs.
         """
+        interrupted = self._read_beyond_depth()
         start_s = self.clock.now()
         output = self.scheduler.schedule(start_s)
         if output.has_work:
-            schedule_s = self.clock.now() - start_s
-            handle = self._submit(output)
-            self._in_flight.append(_InFlight(output, handle, start_s, schedule_s))
-        updates = self.scheduler.take_updates()
+            self._submit(output, start_s, self.clock.now() - start_s)
+        updates = interrupted + self.scheduler.take_updates()
         if len(self._in_flight) > self.executor.overlap_depth or not output.has_work:
             updates += self._read_oldest()
         while self.scheduler.needs_drain and self._in_flight:
@@ -76,11 +75,22 @@ class EngineCore:
             return max(0.0, wake_at - self.clock.now())
         return 0.0 if self.scheduler.has_requests else None
 
-    def _submit(self, output: SchedulerOutput) -> StepHandle:
+    def _submit(self, output: SchedulerOutput, start_s: float, schedule_s: float) -> None:
+        """Hand a step over.  An interruption (Ctrl-C) passes, and the step counts as failed."""
+        handle: StepHandle = _FailedStep(RuntimeError("interrupted"))
         try:
-            return self.executor.submit(output)
+            handle = self.executor.submit(output)
         except Exception as error:
-            return _FailedStep(error)
+            handle = _FailedStep(error)
+        finally:
+            self._in_flight.append(_InFlight(output, handle, start_s, schedule_s))
+
+    def _read_beyond_depth(self) -> list[RequestUpdate]:
+        """Book the step that an interruption has left behind, if any."""
+        updates: list[RequestUpdate] = []
+        while len(self._in_flight) > self.executor.overlap_depth:
+            updates += self._read_oldest()
+        return updates
 
     def _read_oldest(self) -> list[RequestUpdate]:
         """Wait for the oldest step and book it.  A step that failed ends its members only."""

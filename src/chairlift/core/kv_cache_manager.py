@@ -137,7 +137,7 @@ class KVCacheManager:
         kept = len(request.block_table)
         starts_there = request.num_computed_tokens == kept * self.block_size
         gains = num_tokens > request.num_computed_tokens
-        return block_ids[kept:] if starts_there and gains and not request.host_blocks else []
+        return block_ids[kept:] if starts_there and gains else []
 
     def _can_admit(
         self, request: Request, block_ids: list[int], num_tokens: int, headroom: int
@@ -196,7 +196,6 @@ class KVCacheManager:
         target = self.pool.allocate()
         self._moves.copies.append((source, target))
         request.block_table[index] = target
-        del request.prefix_nodes[index:]
         self._release([source], until_copied=True)
 
     # -- giving up ---------------------------------------------------------------------------

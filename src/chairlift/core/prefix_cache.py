@@ -97,9 +97,7 @@ class PrefixCache:
         match.block_ids.append(best.block_id)
         match.num_tokens += _shared_length(best.tokens, tokens)
 
-    def register(
-        self, parent: PrefixParent, tokens: tuple[int, ...], block_id: int
-    ) -> PrefixNode:
+    def register(self, parent: PrefixParent, tokens: tuple[int, ...], block_id: int) -> PrefixNode:
         """Record what `block_id` holds; returns the node that stood there first, if one did."""
         existing = self._nodes.get((parent, tokens))
         if existing is not None:
@@ -129,9 +127,7 @@ class PrefixCache:
         if match.num_tokens < len(token_ids) - 1:
             self.miss_reasons[self._miss_reason(token_ids, salt, match)] += 1
 
-    def _miss_reason(
-        self, token_ids: Sequence[int], salt: str, match: PrefixMatch
-    ) -> MissReason:
+    def _miss_reason(self, token_ids: Sequence[int], salt: str, match: PrefixMatch) -> MissReason:
         start = len(match.parents) * self._block_size
         parent = match.parents[-1] if match.parents else salt
         following = tuple(token_ids[start : start + self._block_size])

@@ -320,8 +320,9 @@ class Scheduler:
             return "batching_policy"
         if budget <= 0:
             return "max_num_batched_tokens"
-        if output.preemptions:
-            return "blocks"  # memory was just taken back: nobody gets on in the same step
+        victims = [self.requests.get(item.request_id) for item in output.preemptions]
+        if any(victim is not None and victim.rank <= request.rank for victim in victims):
+            return "blocks"  # memory was just taken back, and not for somebody of a worse rank
         return "arrivals"
 
     def _next_in_line(self, *, skip_long: bool) -> Request | None:
@@ -690,7 +691,7 @@ class Scheduler:
 
     # -- checks ------------------------------------------------------------------------------
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every request is in one queue and every block accounted for."""
+        """Raise AssertionError unless requests and blocks are all accounted for, each once."""
         parked: Iterable[Request] = itertools.chain.from_iterable(self._parked.values())
         queues = [*self.running, *self.waiting, *self.swapped, *parked]
         ids = [request.request_id for request in queues]

@@ -61,9 +61,7 @@ class SchedulerOutput:
     @property
     def has_work(self) -> bool:
         """Something to compute, to move, to forget or to put on record."""
-        return bool(
-            self.scheduled or self.moves or self.finished_request_ids or self.preemptions
-        )
+        return bool(self.scheduled or self.moves or self.finished_request_ids or self.preemptions)
 
     @property
     def num_tokens(self) -> int:

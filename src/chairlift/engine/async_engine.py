@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from chairlift.config import EngineConfig
 from chairlift.engine.engine import Engine
@@ -23,23 +24,28 @@ from chairlift.sampling_params import SamplingParams
 logger = logging.getLogger("chairlift")
 
 _Answer = RequestOutput | Exception
+_SHUT_DOWN = "the engine has been shut down"
 
 
 class _Stream:
     """One task's side of a request: the newest output, and a signal that there is one.
 
-    Outputs are cumulative, so a slow reader skips some and holds no queue.
+    Outputs are cumulative, so a slow reader skips some and holds no queue.  What ends the stream,
+    a finished output or an error, stays.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._latest: _Answer | None = None
+        self._is_ended = False
         self._ready = asyncio.Event()
 
     def put(self, answer: _Answer) -> None:
         """Called in the event loop."""
-        self._latest = answer
-        self._ready.set()
+        if not self._is_ended:
+            self._is_ended = isinstance(answer, Exception) or answer.finished
+            self._latest = answer
+            self._ready.set()
 
     async def get(self) -> RequestOutput:
         await self._ready.wait()
@@ -56,11 +62,15 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._readers: set[_Stream] = set()
+        """Streams that somebody reads, known to the engine's thread or not yet."""
         self._streams: dict[str, _Stream] = {}
+        """By request id; the engine's thread only."""
         self._is_stopping = False
-        self._failure: EngineDeadError | None = None
+        self._failure: str | None = None
+        """Why no more requests are taken."""
         self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
         self._thread.start()
 
@@ -96,7 +106,7 @@ class AsyncEngine:
             cache_salt=cache_salt,
         )
         stream = _Stream(loop)
-        self._tell(lambda: self._add(request, stream))
+        self._tell(lambda: self._add(request, stream), reader=stream)
         is_finished = False
         try:
             while not is_finished:
@@ -104,6 +114,8 @@ class AsyncEngine:
                 is_finished = output.finished
                 yield output
         finally:
+            with self._wake:
+                self._readers.discard(stream)
             if not is_finished:
                 self._tell_if_alive(lambda: self._abort(request.request_id, stream))
 
@@ -112,7 +124,7 @@ class AsyncEngine:
         self._tell_if_alive(lambda: self._deliver(self.engine.abort(request_id)))
 
     def shutdown(self) -> None:
-        """Stop the thread; tasks that still wait get `EngineDeadError`."""
+        """Stop after the step in progress; tasks that still wait get `EngineDeadError`."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -121,10 +133,12 @@ class AsyncEngine:
         self.engine.close()
 
     # -- from any thread ---------------------------------------------------------------------
-    def _tell(self, command: Callable[[], None]) -> None:
+    def _tell(self, command: Callable[[], None], reader: _Stream | None = None) -> None:
         with self._wake:
             if self._failure is not None or self._is_stopping:
-                raise self._failure or EngineDeadError("the engine has been shut down")
+                raise EngineDeadError(self._failure or _SHUT_DOWN)
+            if reader is not None:
+                self._readers.add(reader)
             self._commands.append(command)
             self._wake.notify()
 
@@ -136,20 +150,21 @@ class AsyncEngine:
 
     # -- in the engine's thread --------------------------------------------------------------
     def _run(self) -> None:
-        failure = EngineDeadError("the engine has been shut down")
+        failure = _SHUT_DOWN
         try:
             while self._wait_for_work():
                 self._take_commands()
                 if self.engine.core.idle_s() == 0.0:
                     self._deliver(self.engine.step())
-        except Exception as error:
+        except BaseException as error:  # whatever it was: nobody may wait for a thread that is gone
             logger.exception("the engine stopped")
-            failure = EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")
+            failure = f"the engine stopped: {type(error).__name__}: {error}"
         with self._wake:
             self._failure = failure
             self._commands.clear()
-        for stream in self._streams.values():
-            self._put(stream, failure)
+            readers, self._readers = self._readers, set()
+        for stream in readers:
+            self._put(stream, EngineDeadError(failure))
         self._streams.clear()
 
     def _wait_for_work(self) -> bool:
@@ -166,9 +181,6 @@ class AsyncEngine:
             self._commands.popleft()()
 
     def _add(self, request: ProcessedInput, stream: _Stream) -> None:
-        if request.request_id in self._streams:
-            self._put(stream, ValueError(f"request id {request.request_id!r} is in use"))
-            return
         try:
             self.engine.add(request)
         except ValueError as error:
@@ -180,7 +192,7 @@ class AsyncEngine:
         """Only the request that this stream belongs to: its id may be in use again."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
-            self.engine.abort(request_id)
+            self.engine.abort(request_id)  # nobody is left to read its last output
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """One wake-up per event loop and step."""
@@ -193,13 +205,22 @@ class AsyncEngine:
                 del self._streams[output.request_id]
             batches.setdefault(stream.loop, []).append((stream, output))
         for loop, batch in batches.items():
-            self._call(loop, lambda batch=batch: [stream.put(output) for stream, output in batch])
+            if not self._call(loop, partial(_put_all, batch)):
+                for stream, output in batch:
+                    self._abort(output.request_id, stream)
 
     def _put(self, stream: _Stream, answer: _Answer) -> None:
-        self._call(stream.loop, lambda: stream.put(answer))
+        self._call(stream.loop, partial(stream.put, answer))
 
-    def _call(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    def _call(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> bool:
+        """False if that loop is closed: its tasks are gone."""
         try:
             loop.call_soon_threadsafe(function)
         except RuntimeError:
-            logger.debug("an event loop was closed before its outputs arrived")
+            return False
+        return True
+
+
+def _put_all(batch: list[tuple[_Stream, RequestOutput]]) -> None:
+    for stream, output in batch:
+        stream.put(output)

@@ -16,6 +16,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.output_processor import OutputProcessor
+from chairlift.engine.run_summary import RunSummary
 from chairlift.engine.step_log import StepLog
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
@@ -48,6 +49,9 @@ class Engine:
             seed=asked.seed,
         )
         self._output_processor = OutputProcessor(model.tokenizer, self.scheduler)
+        self.core.recorder.listen(self._output_processor.book_step)
+        self.summary = RunSummary()
+        self.core.recorder.listen(self.summary.add)
         self._step_log = None if asked.trace is None else StepLog(asked.trace)
         if self._step_log is not None:
             self.core.recorder.listen(self._step_log.write)
@@ -89,16 +93,13 @@ class Engine:
         Without streaming only the finished output is handed over.
         """
         if request.request_id in self._output_processor:
-            raise RequestError(
-                f"request id {request.request_id!r} is in use", field="request_id"
-            )
-        for child in request.children:
+            raise RequestError(f"request id {request.request_id!r} is in use", field="request_id")
+        for index, child in enumerate(request.children):
             try:
                 self.core.add_request(child)
             except RequestError:
-                for added in request.children:
-                    if added is not child:
-                        self.core.abort(added.request_id)
+                for added in request.children[:index]:
+                    self.core.abort(added.request_id)
                 raise
         self._output_processor.add(request, is_streaming=is_streaming)
         return request.request_id

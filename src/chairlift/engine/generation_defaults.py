@@ -1,4 +1,4 @@
-"""The model's own wishes for generation: end tokens and sampling options, where its file has them."""
+"""The model's own wishes for generation: end tokens and sampling options of its file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def read_generation_defaults(kind: str, metadata: Mapping[str, Any]) -> Generati
 
 
 def _options(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    options = {ours: values[theirs] for theirs, ours in names.items() if values.get(theirs) is not None}
+    options = {
+        ours: values[theirs] for theirs, ours in names.items() if values.get(theirs) is not None
+    }
     try:
         SamplingParams(**options)
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""From what a caller says to what the scheduler takes: tokens checked, options resolved, n children.
+"""From what a caller says to what the scheduler takes: tokens checked, options resolved.
 
 Everything that can be wrong with a request is found here, before anything is queued, and named by
 its field.  A prompt asked for n times becomes n requests: the first is prefilled, the others fork
@@ -75,6 +75,9 @@ class InputProcessor:
             )
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority must be an integer, got {priority!r}", field="priority")
+        for name, value in (("request_id", request_id or ""), ("cache_salt", cache_salt)):
+            if not isinstance(value, str):
+                raise RequestError(f"{name} must be a text, got {value!r}", field=name)
         text, token_ids = self._tokens(prompt)
         self._check_tokens(token_ids)
         self._check_vocabulary(params)
@@ -112,17 +115,11 @@ class InputProcessor:
             children=children,
         )
 
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+    def _tokens(self, prompt: object) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):
             return self._tokens_of_mapping(prompt)
         if isinstance(prompt, str):
-            if len(prompt) > self._max_model_len * _MAX_CHARACTERS_PER_TOKEN:
-                raise RequestError(
-                    f"the prompt of {len(prompt)} characters cannot fit {self._max_model_len}"
-                    " tokens",
-                    field="prompt",
-                )
-            return prompt, tuple(self._tokenizer.encode(prompt))
+            return self._tokens_of_text(prompt)
         if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
             return None, tuple(prompt)
         raise RequestError(
@@ -131,19 +128,29 @@ class InputProcessor:
             field="prompt",
         )
 
+    def _tokens_of_text(self, text: str) -> tuple[str, tuple[int, ...]]:
+        if len(text) > self._max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+            raise RequestError(
+                f"the prompt of {len(text)} characters cannot fit {self._max_model_len} tokens",
+                field="prompt",
+            )
+        return text, tuple(self._tokenizer.encode(text))
+
     def _tokens_of_mapping(self, prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]]:
         unknown = set(prompt) - {"prompt", "prompt_token_ids"}
         if unknown:
-            raise RequestError(f"a prompt has no key {sorted(unknown)[0]!r}", field="prompt")
+            raise RequestError(
+                f"a prompt has no key {sorted(unknown, key=str)[0]!r}", field="prompt"
+            )
         token_ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
         if token_ids is None and text is None:
             raise RequestError(
                 "a prompt mapping needs 'prompt' or 'prompt_token_ids'", field="prompt"
             )
+        if text is not None and not isinstance(text, str):
+            raise RequestError("'prompt' must be a text", field="prompt")
         if token_ids is None:
-            if not isinstance(text, str):
-                raise RequestError("'prompt' must be a text", field="prompt")
-            return self._tokens(text)
+            return self._tokens_of_text(text or "")
         if isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Sequence):
             raise RequestError("'prompt_token_ids' must be a list", field="prompt_token_ids")
         return text, tuple(token_ids)
@@ -182,7 +189,10 @@ class InputProcessor:
         found: dict[tuple[int, ...], None] = {}
         for word in params.bad_words:
             for text in (word, " " + word.lstrip()):
-                ids = self._tokenizer.encode(text, add_special_tokens=False)
+                try:
+                    ids = self._tokenizer.encode(text, add_special_tokens=False)
+                except RequestError as error:
+                    raise RequestError(f"bad_words: {error}", field="bad_words") from None
                 found[tuple(ids)] = None
         return tuple(ids for ids in found if ids)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,11 +10,14 @@ from typing import Any
 
 from chairlift.config import EngineConfig
 from chairlift.engine.engine import Engine
-from chairlift.engine.input_processor import Prompt
+from chairlift.engine.input_processor import ProcessedInput, Prompt
 from chairlift.errors import RequestError
+from chairlift.log import LOGGER_NAME, configure_logging
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(LOGGER_NAME)
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -32,9 +36,12 @@ class LLM:
         unknown = set(options) - set(EngineConfig.field_names())
         if unknown:
             raise TypeError(f"LLM has no option {sorted(unknown)[0]!r}")
+        configure_logging()
         self.engine = Engine.from_config(
             EngineConfig(model=model, **options), show_download=sys.stderr.isatty()
         )
+        self._newest: dict[str, RequestOutput | None] = {}
+        """The newest output of every request under way that its caller has not seen."""
 
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.model.tokenizer
@@ -68,16 +75,15 @@ class LLM:
             self.engine.process_input(prompt, one, priority=rank)
             for prompt, one, rank in zip(batch, params, priorities, strict=True)
         ]
-        ids: list[str] = []
+        finished: dict[str, RequestOutput] = {}
         try:
             for request in requests:
-                ids.append(self.engine.add(request, is_streaming=False))
-            finished = self._run(ids, use_tqdm)
-        except BaseException:
-            for request_id in ids:
-                self.engine.abort(request_id)
-            raise
-        return [finished[request_id] for request_id in ids]
+                self._add(request, is_streaming=False)
+            finished = self._run(requests, use_tqdm)
+        finally:
+            for request in requests:
+                self._leave(request, is_finished=request.request_id in finished)
+        return [finished[request.request_id] for request in requests]
 
     def chat(
         self,
@@ -109,35 +115,66 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Cumulative outputs of one prompt, as its tokens come.  Leaving early aborts it."""
-        request_id = self.engine.add_request(prompt, sampling_params)
+        """Cumulative outputs of one prompt, as its tokens come.  Leaving early aborts it.
+
+        Several streams may be read in turn, and `generate` called between: they share the steps.
+        """
+        request = self.engine.process_input(prompt, sampling_params)
         is_finished = False
         try:
+            self._add(request, is_streaming=True)
             while not is_finished:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        is_finished = output.finished
-                        yield output
+                output = self._take(request.request_id)
+                if output is None:
+                    self._step()
+                else:
+                    is_finished = output.finished
+                    yield output
         finally:
-            if not is_finished:
-                self.engine.abort(request_id)
+            self._leave(request, is_finished=is_finished)
 
     def close(self) -> None:
         """Write out the step trace, if there is one."""
         self.engine.close()
 
-    def _run(self, ids: Sequence[str], use_tqdm: bool) -> dict[str, RequestOutput]:
+    def _run(self, requests: Sequence[ProcessedInput], use_tqdm: bool) -> dict[str, RequestOutput]:
         """Step until all have finished."""
-        waiting_for = set(ids)
+        ids = {request.request_id for request in requests}
         finished: dict[str, RequestOutput] = {}
         with _Progress(len(ids), is_shown=use_tqdm) as progress:
-            while waiting_for:
-                for output in self.engine.step():
-                    if output.finished and output.request_id in waiting_for:
-                        waiting_for.discard(output.request_id)
-                        finished[output.request_id] = output
+            while len(finished) < len(ids):
+                for request_id in self._step() & ids:
+                    output = self._take(request_id)
+                    if output is not None and output.finished:
+                        finished[request_id] = output
                         progress.add(output)
+        logger.info("%s", self.engine.summary.take())
         return finished
+
+    def _add(self, request: ProcessedInput, *, is_streaming: bool) -> None:
+        self.engine.add(request, is_streaming=is_streaming)
+        self._newest[request.request_id] = None
+
+    def _step(self) -> set[str]:
+        """One step for everybody; whose outputs came."""
+        came = set()
+        for output in self.engine.step():
+            if output.request_id in self._newest:
+                self._newest[output.request_id] = output
+                came.add(output.request_id)
+        return came
+
+    def _take(self, request_id: str) -> RequestOutput | None:
+        """The newest output of a request, once."""
+        output, self._newest[request_id] = self._newest[request_id], None
+        return output
+
+    def _leave(self, request: ProcessedInput, *, is_finished: bool) -> None:
+        """Nobody reads this request any more."""
+        if request.request_id in self._newest:
+            del self._newest[request.request_id]
+            if not is_finished:
+                self.engine.abort(request.request_id)
 
 
 class _Progress:
@@ -191,6 +228,12 @@ def _as_prompts(prompts: Any) -> list[Prompt]:
 def _as_params(params: Any, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
+        raise RequestError(
+            f"sampling_params must be SamplingParams or a list of them, got"
+            f" {type(params).__name__}",
+            field="sampling_params",
+        )
     many = list(params)
     if len(many) != count:
         raise RequestError(

@@ -61,7 +61,7 @@ def load_model(
         tokenizer = _open_tokenizer(checkpoint, defaults)
         tokenizer.check_vocab_size(config.vocab_size)
         resolved = resolve_config(
-            asked, config, inspect_machine(), weights_bytes=_weights_bytes(checkpoint)
+            asked, config, inspect_machine(), weights_bytes=weights_bytes(checkpoint)
         )
         for reason in resolved.reasons:
             logger.info("%s", reason)
@@ -109,7 +109,7 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     )
 
 
-def _weights_bytes(checkpoint: Checkpoint) -> int:
+def weights_bytes(checkpoint: Checkpoint) -> int:
     """float32 weights as they will lie in memory: a tied head is packed a second time."""
     names: Mapping[str, Any] = dict.fromkeys(checkpoint.names())
     tied = 0

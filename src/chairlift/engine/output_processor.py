@@ -7,6 +7,7 @@ static batching answers are handed over when the batch lets its members go.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from chairlift.core.request import RequestStatus
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.scheduler_output import RequestUpdate
 from chairlift.engine.input_processor import ProcessedInput
+from chairlift.events import StepRecord
 from chairlift.outputs import (
     CompletionOutput,
     Logprob,
@@ -26,6 +28,8 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.tokenizer.detokenizer import IncrementalDetokenizer
 from chairlift.tokenizer.stop_strings import StopStringMatcher
 from chairlift.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger("chairlift")
 
 
 @dataclass(slots=True)
@@ -137,6 +141,13 @@ class OutputProcessor:
         for child, completion in zip(request.children, answer.completions, strict=True):
             self._children[child.request_id] = (answer, completion)
 
+    def book_step(self, record: StepRecord) -> None:
+        """Note who got on for the first time."""
+        for child_id in record.admitted:
+            entry = self._children.get(child_id)
+            if entry is not None and entry[0].metrics.first_scheduled_time is None:
+                entry[0].metrics.first_scheduled_time = record.start_s
+
     def child_ids(self, request_id: str) -> list[str]:
         """The scheduler's names of a request's completions."""
         answer = self._answers.get(request_id)
@@ -149,13 +160,14 @@ class OutputProcessor:
         """
         touched: dict[str, _Answer] = {}
         while updates:
+            has_ended_any = False
             for update in updates:
                 entry = self._children.get(update.request_id)
                 if entry is not None:
                     answer, completion = entry
                     touched[answer.request.request_id] = answer
-                    self._book_safely(answer, completion, update, now)
-            updates = self._scheduler.take_updates()
+                    has_ended_any |= self._book_safely(answer, completion, update, now)
+            updates = self._scheduler.take_updates() if has_ended_any else []
         outputs = []
         for answer in touched.values():
             output = self._hand_over(answer, now)
@@ -182,28 +194,29 @@ class OutputProcessor:
 
     def _book_safely(
         self, answer: _Answer, completion: _Completion, update: RequestUpdate, now: float
-    ) -> None:
-        """Book; whatever goes wrong in this request's text ends this request."""
+    ) -> bool:
+        """Book; True if that ended the request, by a stop string or a fault in its text."""
         try:
-            self._book(answer, completion, update, now)
+            return self._book(answer, completion, update, now)
         except Exception as error:
+            logger.exception("the text of one request failed")
             message = f"the output could not be turned into text: {type(error).__name__}: {error}"
             completion.output.finish_reason, completion.output.error = "error", message
             completion.detokenizer = None
-            self._scheduler.finish(
-                update.request_id, RequestStatus.FINISHED_ERROR, error=message
-            )
+            self._scheduler.finish(update.request_id, RequestStatus.FINISHED_ERROR, error=message)
+            return True
 
     def _book(
         self, answer: _Answer, completion: _Completion, update: RequestUpdate, now: float
-    ) -> None:
+    ) -> bool:
         output = completion.output
-        answer.num_cached_tokens = max(answer.num_cached_tokens, update.num_cached_tokens)
         completion.is_released = completion.is_released or update.is_released
-        if update.prompt_logprobs and answer.prompt_logprobs is not None and output.index == 0:
-            answer.prompt_logprobs += [self._logprobs(p) for p in update.prompt_logprobs]
+        if output.index == 0:
+            answer.num_cached_tokens = update.num_cached_tokens
+            if update.prompt_logprobs and answer.prompt_logprobs is not None:
+                answer.prompt_logprobs += [self._logprobs(p) for p in update.prompt_logprobs]
         if output.finished:
-            return
+            return False
         if update.new_token_ids:
             self._book_times(answer, output.index, now)
             if output.logprobs is not None:
@@ -211,13 +224,14 @@ class OutputProcessor:
             visible = self._visible(update, completion)
             if completion.push(visible):
                 self._stop_at_string(update, completion)
-                return
+                return True
             output.token_ids.extend(update.new_token_ids[len(visible) :])
         if update.finish_reason is not None:
             completion.close()
             output.finish_reason, output.error = update.finish_reason, update.error
             is_asked = update.stop_reason in completion.params.stop_token_ids
             output.stop_reason = update.stop_reason if is_asked else None
+        return False
 
     def _stop_at_string(self, update: RequestUpdate, completion: _Completion) -> None:
         stop = completion.matcher.stopped
@@ -262,9 +276,10 @@ class OutputProcessor:
     def _hand_over(self, answer: _Answer, now: float) -> RequestOutput | None:
         """What the caller sees of this answer now; None: nothing yet."""
         is_done = answer.is_finished and answer.is_released
+        metrics = answer.metrics
+        metrics.num_preemptions = sum(child.num_preemptions for child in answer.request.children)
         if is_done:
             self._forget(answer)
-            metrics = answer.metrics
             metrics.finished_time = now
             if self._holds_answers and metrics.first_token_time is not None:
                 # A static batch hands its answers over now: that is when the caller sees them.

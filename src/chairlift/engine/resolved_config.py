@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.errors import ConfigError
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 from chairlift.runner.memory import MemoryPlan, plan_memory
 
-_CPU_BATCHED_TOKENS = 512
+_CPU_DEFAULTS = (256, 512)
+"""max_num_seqs, max_num_batched_tokens."""
 _PRESETS = {"latency": (16, 2048), "throughput": (256, 8192)}
-_DEFAULT_MAX_NUM_SEQS = EngineConfig().max_num_seqs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +34,6 @@ def resolve_config(
 ) -> ResolvedConfig:
     """Decide.  Raises `ConfigError` with the setting that would fit."""
     max_num_seqs, max_num_batched_tokens, tokens_reason = _step_limits(asked)
-    if max_num_batched_tokens < max_num_seqs:
-        raise ConfigError(
-            f"max_num_seqs ({max_num_seqs}) must not exceed max_num_batched_tokens"
-            f" ({max_num_batched_tokens}): each running request needs one token a step",
-            field="max_num_seqs",
-        )
     memory = plan_memory(
         asked,
         model,
@@ -86,15 +79,13 @@ def resolve_config(
 
 def _step_limits(asked: EngineConfig) -> tuple[int, int, str]:
     """max_num_seqs, max_num_batched_tokens, and where the latter comes from."""
-    if asked.preset is None:
-        tokens = asked.max_num_batched_tokens
-        if tokens is not None:
-            return asked.max_num_seqs, tokens, "max_num_batched_tokens"
-        return asked.max_num_seqs, max(_CPU_BATCHED_TOKENS, asked.max_num_seqs), "CPU default"
-    seqs, tokens = _PRESETS[asked.preset]
-    if asked.max_num_seqs != _DEFAULT_MAX_NUM_SEQS:
-        seqs = asked.max_num_seqs
-    return seqs, asked.max_num_batched_tokens or tokens, f"preset {asked.preset}"
+    seqs, tokens = _PRESETS[asked.preset] if asked.preset else _CPU_DEFAULTS
+    reason = f"preset {asked.preset}" if asked.preset else "CPU default"
+    if asked.max_num_batched_tokens is not None:
+        tokens, reason = asked.max_num_batched_tokens, "max_num_batched_tokens"
+    if asked.max_num_seqs is not None:
+        return asked.max_num_seqs, max(tokens, asked.max_num_seqs), reason
+    return min(seqs, tokens), tokens, reason
 
 
 def _without_effect(asked: EngineConfig, memory: MemoryPlan) -> list[str]:
@@ -104,6 +95,13 @@ def _without_effect(asked: EngineConfig, memory: MemoryPlan) -> list[str]:
         notes.append("enforce_eager has no effect: a CPU has no graphs to switch off")
     if asked.preemption_mode == "swap" and memory.num_swap_blocks == 0:
         notes.append(f"preemption_mode=swap has no effect: no swap space ({memory.swap_reason})")
+    if asked.swap_path is not None and memory.num_swap_blocks == 0:
+        notes.append(f"swap_path has no effect: no swap space ({memory.swap_reason})")
+    if asked.scheduling_policy == "priority" and asked.batching_policy != "continuous":
+        notes.append(
+            f"scheduling_policy=priority interrupts nobody: batching_policy is"
+            f" {asked.batching_policy}; it only orders those who wait"
+        )
     if asked.batching_policy != "static" and asked.static_batch_size != 32:
         notes.append("static_batch_size has no effect: batching_policy is not static")
     if asked.batching_policy == "continuous" and asked.batch_wait_ms != 50.0:

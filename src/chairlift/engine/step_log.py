@@ -1,12 +1,19 @@
-"""Writes step records to a file, one JSON line per step."""
+"""Writes step records to a file, one JSON line per step.
+
+A trace is an extra: a full disk ends the trace, with a warning, and not the engine.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from pathlib import Path
 from typing import TextIO
 
 from chairlift.errors import ConfigError
 from chairlift.events import StepRecord
+
+logger = logging.getLogger("chairlift")
 
 
 class StepLog:
@@ -21,7 +28,15 @@ class StepLog:
             ) from None
 
     def write(self, record: StepRecord) -> None:
-        self._file.write(record.to_json() + "\n")
+        """Add a line; nothing once the file is closed."""
+        if self._file.closed:
+            return
+        try:
+            self._file.write(record.to_json() + "\n")
+        except OSError as error:
+            logger.warning("the trace ends here: %s", error)
+            self.close()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # the rest of a line that could not be written
+            self._file.close()

@@ -59,9 +59,7 @@ class Decoder:
     head: Linear
     rope: RopeTable
 
-    def forward(
-        self, token_ids: IntArray, batch: BatchLayout, kv_cache: FloatArray
-    ) -> FloatArray:
+    def forward(self, token_ids: IntArray, batch: BatchLayout, kv_cache: FloatArray) -> FloatArray:
         """Hidden states [T, hidden] after the last layer; stores the tokens' keys and values."""
         ops, eps = self.kernels, self.config.rms_norm_eps
         x = ops.embed(self.embedding, token_ids)
@@ -74,9 +72,7 @@ class Decoder:
 
     def logits(self, x: FloatArray, rows: IntArray) -> FloatArray:
         """[R, vocab] for R rows of the hidden states."""
-        return self.kernels.logits(
-            x, self.output_norm, self.config.rms_norm_eps, self.head, rows
-        )
+        return self.kernels.logits(x, self.output_norm, self.config.rms_norm_eps, self.head, rows)
 
 
 def load_decoder(
@@ -94,16 +90,21 @@ def load_decoder(
     weights = _Weights(source, kernels)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = weights.array("token_embd.weight", (vocab, hidden))
+    # The largest matrix first: while it is packed it is there twice, and nothing else yet.
+    if config.tied_head:
+        weights.ignore("output.weight")  # some files store the embedding a second time
+    if weights.has("output.weight") or config.tied_head is False:
+        head = weights.linear(["output"], hidden, [vocab])
+    else:
+        head = kernels.prepare_linear([embedding], [None])
     layers = []
     for index in range(config.num_layers):
         layers.append(_load_layer(config, weights, index))
         progress(index + 1, config.num_layers)
-    if weights.has("output.weight"):
-        head = weights.linear(["output"], hidden, [vocab])
-    else:
-        head = kernels.prepare_linear([embedding], [None])
     scaling = config.rope_scaling
     if weights.has("rope_freqs.weight"):
+        if scaling is not None:
+            raise ModelFileError(f"rope_freqs.weight beside {scaling.kind} scaling: not supported")
         factors = weights.array("rope_freqs.weight", (config.rope_dim // 2,))
         scaling = RopeScaling(kind="factors", factors=tuple(float(value) for value in factors))
     decoder = Decoder(
@@ -168,6 +169,9 @@ class _Weights:
 
     def has(self, name: str) -> bool:
         return name in self._names
+
+    def ignore(self, name: str) -> None:
+        self._names -= {name}
 
     def array(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         if name not in self._names:

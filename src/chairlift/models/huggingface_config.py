@@ -21,12 +21,10 @@ def config_from_huggingface(
     keys = Metadata(config)
     activation = keys.text("hidden_act", "silu")
     if activation != "silu":
-        raise ModelFileError(f"activation {activation!r} is not supported, only silu")
+        raise ModelFileError(f"activation {activation!r:.80} is not supported, only silu")
     hidden_size = keys.integer("hidden_size")
     num_heads = keys.integer("num_attention_heads")
-    if num_heads < 1:
-        raise ModelFileError(f"num_attention_heads is {num_heads}")
-    head_dim = keys.integer("head_dim", hidden_size // num_heads)
+    head_dim = keys.integer("head_dim", hidden_size // max(1, num_heads))
     rope = _rope_parameters(config)
     max_position = keys.integer("max_position_embeddings")
     scaling, max_position = _rope_scaling(rope, max_position)
@@ -48,6 +46,7 @@ def config_from_huggingface(
         sliding_window=sliding_window,
         first_sliding_layer=first_sliding_layer,
         qk_norm=qk_norm,
+        tied_head=keys.flag("tie_word_embeddings") if keys.has("tie_word_embeddings") else None,
     )
 
 
@@ -55,14 +54,12 @@ def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """`rope_scaling`, or the newer `rope_parameters`; a trained length beside them wins."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
-        raise ModelFileError(f"rope_scaling should be an object, it is {rope!r}")
+        raise ModelFileError(f"rope_scaling should be an object, it is {rope!r:.80}")
     outside = config.get("original_max_position_embeddings")
     return rope if outside is None else {**rope, "original_max_position_embeddings": outside}
 
 
-def _rope_scaling(
-    rope: Mapping[str, Any], max_position: int
-) -> tuple[RopeScaling | None, int]:
+def _rope_scaling(rope: Mapping[str, Any], max_position: int) -> tuple[RopeScaling | None, int]:
     keys = Metadata(rope)
     kind = keys.text("rope_type", keys.text("type", "default"))
     if kind == "default":
@@ -98,8 +95,8 @@ def _rope_scaling(
                 attention_factor=(
                     keys.number("attention_factor") if keys.has("attention_factor") else None
                 ),
-                truncate=bool(rope.get("truncate", True)),
+                truncate=keys.flag("truncate", True),
             ),
             max_position,
         )
-    raise ModelFileError(f"rope scaling of type {kind!r} is not supported")
+    raise ModelFileError(f"rope scaling of type {kind!r:.80} is not supported")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from sys import float_info
 from typing import Any
 
 from chairlift.errors import ModelFileError
@@ -16,6 +17,17 @@ from chairlift.models.rope import RopeScaling
 
 _MAX_SIZE = 2**24
 """No size in a real model is larger; a bigger one is a lie in the file."""
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position",
+)
+_LARGEST = float_info.max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +56,22 @@ class ModelConfig:
     """Layers before this one see the whole context."""
     qk_norm: bool = False
     """RMSNorm on each head of q and k, before rotation."""
+    tied_head: bool | None = None
+    """The output head is the embedding; None: if the file has no head of its own."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "head_dim"):
+        for name in _SIZES:
             value = getattr(self, name)
             if not 1 <= value <= _MAX_SIZE:
                 raise ModelFileError(f"{name} in the model file is out of range: {value}")
-        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+        if self.num_heads % self.num_kv_heads:
             raise ModelFileError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads"
             )
         if not 2 <= self.rope_dim <= self.head_dim or self.rope_dim % 2:
-            raise ModelFileError(f"rope dimension {self.rope_dim} does not fit {self.head_dim}")
-        if self.max_position < 1:
-            raise ModelFileError(f"context length in the model file is {self.max_position}")
+            raise ModelFileError(
+                f"a rope dimension of {self.rope_dim} does not fit heads of {self.head_dim}"
+            )
         if not (math.isfinite(self.rope_theta) and self.rope_theta > 1):
             raise ModelFileError(f"rope base in the model file is {self.rope_theta}")
         if not 0 < self.rms_norm_eps < 1:
@@ -88,19 +102,28 @@ class Metadata:
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelFileError(f"{self._prefix}{key} should be an integer, it is {value!r}")
+            raise self._wrong(key, "an integer", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A finite one."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelFileError(f"{self._prefix}{key} should be a number, it is {value!r}")
+            raise self._wrong(key, "a number", value)
+        if not -_LARGEST <= value <= _LARGEST:  # NaN fails this too
+            raise self._wrong(key, "a number", value)
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._get(key, default)
         if not isinstance(value, str):
-            raise ModelFileError(f"{self._prefix}{key} should be a text, it is {value!r}")
+            raise self._wrong(key, "a text", value)
+        return value
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
         return value
 
     def has(self, key: str) -> bool:
@@ -113,3 +136,10 @@ class Metadata:
         if value is None:
             raise ModelFileError(f"the model file lacks {self._prefix}{key}")
         return value
+
+    def _wrong(self, key: str, kind: str, value: object) -> ModelFileError:
+        if hasattr(value, "__len__") and not isinstance(value, str):
+            found = "it holds several values, as of layers that differ, which is not supported"
+        else:
+            found = f"it is {value!r:.80}"
+        return ModelFileError(f"{self._prefix}{key} should be {kind}, {found}")

@@ -22,7 +22,7 @@ def from_huggingface(config: Mapping[str, Any]) -> ModelConfig:
 
 def sliding_layers(config: Mapping[str, Any]) -> tuple[int | None, int]:
     """A Qwen model's window, and the first layer that slides."""
-    if not config.get("use_sliding_window"):
-        return None, 0
     keys = Metadata(config)
+    if not keys.flag("use_sliding_window", False):
+        return None, 0
     return keys.integer("sliding_window", 4096), keys.integer("max_window_layers", 28)

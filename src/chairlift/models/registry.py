@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from chairlift.errors import ModelFileError
 from chairlift.models import llama, qwen2, qwen3
 from chairlift.models.model_config import Metadata, ModelConfig
 
-FAMILIES = {"llama": llama, "mistral": llama, "qwen2": qwen2, "qwen3": qwen3}
+
+class Family(Protocol):
+    """What each family's file offers."""
+
+    def from_gguf(self, metadata: Mapping[str, Any]) -> ModelConfig: ...
+
+    def from_huggingface(self, config: Mapping[str, Any]) -> ModelConfig: ...
+
+
+FAMILIES: Mapping[str, Family] = {"llama": llama, "mistral": llama, "qwen2": qwen2, "qwen3": qwen3}
 
 
 def read_model_config(
@@ -26,8 +35,8 @@ def read_model_config(
     return _family(Metadata(config).text("model_type")).from_huggingface(config)
 
 
-def _family(name: str) -> Any:
+def _family(name: str) -> Family:
     if name not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ModelFileError(f"architecture {name!r} is not supported; supported are: {known}")
+        raise ModelFileError(f"architecture {name!r:.80} is not supported; supported are: {known}")
     return FAMILIES[name]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from chairlift.errors import ModelFileError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
@@ -33,6 +35,23 @@ class RopeScaling:
     """yarn: round the borders of the ramp to whole dimensions."""
     factors: tuple[float, ...] = ()
     """factors: one divisor per frequency, stored in the file."""
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "low_freq_factor", "beta_fast", "beta_slow", "attention_factor"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ModelFileError(f"rope scaling: {name} must be above 0, it is {value}")
+        if not self.low_freq_factor < self.high_freq_factor < math.inf:
+            raise ModelFileError(
+                f"rope scaling: high_freq_factor {self.high_freq_factor} must be above"
+                f" low_freq_factor {self.low_freq_factor}"
+            )
+        if self.kind in ("llama3", "yarn") and self.original_max_position < 1:
+            raise ModelFileError(
+                f"rope scaling: the trained length is {self.original_max_position}"
+            )
+        if not all(0 < divisor < math.inf for divisor in self.factors):
+            raise ModelFileError("rope scaling: the file's factors must be above 0")
 
 
 def rope_frequencies(theta: float, rope_dim: int, scaling: RopeScaling | None) -> list[float]:
@@ -69,9 +88,7 @@ def _llama3(frequency: float, scaling: RopeScaling) -> float:
     return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
-def _yarn(
-    plain: Sequence[float], theta: float, rope_dim: int, scaling: RopeScaling
-) -> list[float]:
+def _yarn(plain: Sequence[float], theta: float, rope_dim: int, scaling: RopeScaling) -> list[float]:
     def dimension_of(turns: float) -> float:
         """The (fractional) pair that makes this many turns over the trained length."""
         length = scaling.original_max_position / (turns * 2 * math.pi)

@@ -4,7 +4,14 @@
 scheduled   A: tokens 4..7        B: token 90       C: tokens 38..39
 token_ids   | a4 a5 a6 a7         | b90             | c38 c39
 query_start   0                     4                 5          7
+positions   | 4  5  6  7          | 90              | 38  39
+context_len | 8                   | 91              | 40         stored once the step is done
 rows wanted          a7 (samples)     b90 (samples)    none: C's prompt goes on
+
+block_tables, block_size 16         slot_mapping = block * 16 + position % 16
+A  [ 3  0  0  0  0  0 ]             a4 -> 3 * 16 + 4      7 is the last of A's
+B  [ 8  5  1  7  2  9 ]             b90 -> 9 * 16 + 10    block 90 // 16 = 5 of B's table
+C  [ 4  6 11  0  0  0 ]             c38 -> 11 * 16 + 6    a block past the context is never read
 ```
 """
 
@@ -55,8 +62,10 @@ def _block_tables(
     scheduled: Sequence[ScheduledRequest], context_lens: NDArray[np.int32], block_size: int
 ) -> IntArray:
     """[S, blocks of the longest context]; unused entries are 0 and never read."""
-    widths = [-(-int(length) // block_size) for length in context_lens]
-    tables = np.zeros((len(scheduled), max(widths, default=0)), dtype=np.int32)
-    for row, (item, width) in enumerate(zip(scheduled, widths, strict=True)):
-        tables[row, :width] = item.block_table[:width]
+    widths = -(-context_lens // block_size)
+    tables = np.zeros((len(scheduled), widths.max(initial=0)), dtype=np.int32)
+    flat: list[int] = []
+    for item, width in zip(scheduled, widths.tolist(), strict=True):
+        flat.extend(item.block_table[:width])
+    tables[np.arange(tables.shape[1]) < widths[:, None]] = flat
     return tables

@@ -13,6 +13,7 @@ Pages are committed by the operating system as they are first written: an idle e
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -75,18 +76,29 @@ class KVCache:
 
 def _map_memory(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Reserved address space; the system commits a page when it is first written."""
-    num_bytes = int(np.prod(shape)) * 4
+    num_bytes = 4 * math.prod(shape)
     if num_bytes == 0:
         return np.empty(shape, dtype=np.float32)
-    memory = mmap.mmap(-1, num_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    try:
+        # Private pages: the shared ones that are mmap's default belong to a file system in memory,
+        # which few systems back with huge pages and some limit on its own.
+        memory = (
+            mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MAP_ANONYMOUS")
+            else mmap.mmap(-1, num_bytes)
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the system does not grant {num_bytes / 2**30:.1f} GiB of memory for keys and values"
+            f" ({error.strerror}): set a smaller kv_cache_memory or swap_space",
+            field="kv_cache_memory",
+        ) from None
     return np.frombuffer(memory, dtype=np.float32).reshape(shape)
 
 
 def _map_file(shape: tuple[int, ...], folder: Path) -> NDArray[np.float32]:
-    """A file without a name in `folder`, its space taken at once so that no write can fail later."""
-    num_bytes = int(np.prod(shape)) * 4
+    """A file without a name in `folder`; its space is taken at once: no write can fail later."""
+    num_bytes = 4 * math.prod(shape)
     if num_bytes == 0:
         return np.empty(shape, dtype=np.float32)
     try:

@@ -1,4 +1,4 @@
-"""The memory plan: what weights, work space, KV cache and swap space take, before anything is loaded.
+"""The memory plan: bytes of weights, work space, KV cache and swap space, before a load.
 
 Every decided value carries its reason.  A setting that does not fit is an error which names the
 setting that would.
@@ -6,19 +6,23 @@ setting that would.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
-from chairlift.config import EngineConfig, parse_bytes
+from chairlift.config import MIN_MEMORY_SHARE, EngineConfig, parse_bytes
 from chairlift.errors import ConfigError
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 
 _GIB = 2**30
 _MIB = 2**20
-_INTERPRETER_BYTES = 200 * _MIB
+_INTERPRETER_BYTES = 160 * _MIB
 """Python, numpy, the tokenizer and the allocator's slack."""
 LOGIT_ROWS = 64
 """Rows of prompt log probabilities that are computed at once."""
+_SAMPLING_ROWS = 32
+"""What sampling one row holds for a moment (sorted copies, noise), counted in rows of logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,7 @@ class MemoryPlan:
 
     weights_bytes: int
     work_bytes: int
-    """Activations, logits and sampling of the largest step."""
+    """Activations, logits and sampling of the largest step, or copies while loading if larger."""
     block_bytes: int
     block_size: int
     num_blocks: int
@@ -85,15 +89,6 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the machine's memory.  Raises `ConfigError`, with the setting that would fit."""
     block_bytes = model.kv_bytes_per_token * asked.block_size
-    work_bytes = _work_bytes(model, max_num_batched_tokens, max_num_seqs)
-    fixed = weights_bytes + work_bytes + _INTERPRETER_BYTES
-    left = machine.free_memory_bytes - fixed
-    if left < block_bytes:
-        raise ConfigError(
-            f"the model needs {_gib(fixed)} before any KV cache and only"
-            f" {_gib(machine.free_memory_bytes)} are free: use a smaller model, or free memory",
-            field="model",
-        )
     wanted_len = asked.max_model_len or model.max_position
     if wanted_len > model.max_position:
         raise ConfigError(
@@ -101,11 +96,26 @@ def plan_memory(
             f" {model.max_position}",
             field="max_model_len",
         )
+    work_bytes = _work_bytes(model, max_num_batched_tokens, max_num_seqs, wanted_len)
+    fixed = weights_bytes + work_bytes + _INTERPRETER_BYTES
+    left = machine.free_memory_bytes - fixed
+    if left < block_bytes:
+        raise _too_large(
+            model,
+            machine,
+            needed=fixed,
+            budget=left + work_bytes - block_bytes,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=wanted_len,
+        )
     needed = max_num_seqs * -(-wanted_len // asked.block_size)
     num_blocks, kv_reason = _choose_kv_blocks(
         asked, machine, left=left, fixed=fixed, block_bytes=block_bytes, needed=needed
     )
-    length, length_reason = _choose_length(asked, model, num_blocks)
+    length, length_reason = _choose_length(
+        asked, model, num_blocks, block_bytes=block_bytes, left=left
+    )
     is_needed = num_blocks < needed or asked.scheduling_policy == "priority"
     num_swap_blocks, swap_reason = _choose_swap_blocks(
         asked, block_bytes, left=left - num_blocks * block_bytes, is_needed=is_needed
@@ -125,13 +135,53 @@ def plan_memory(
     )
 
 
-def _work_bytes(model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """float32 arrays alive at once in the largest step."""
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token = 4 * (6 * model.hidden_size + 2 * heads + 4 * model.intermediate_size)
-    per_logit_row = 4 * 4 * model.vocab_size  # logits, and the sampler's copies of them
-    rows = max(max_num_seqs, LOGIT_ROWS)
-    return max_num_batched_tokens * per_token + rows * per_logit_row
+def _work_bytes(
+    model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
+) -> int:
+    """float32 arrays alive at once: in the largest step, or while the largest weight is packed."""
+    rope_table = max_model_len * model.rope_dim
+    rows = max_num_seqs + LOGIT_ROWS + _SAMPLING_ROWS
+    step = max_num_batched_tokens * _floats_per_token(model) + rows * model.vocab_size
+    # While a matrix is packed it is there twice: the head first of all, the layers after it.
+    head = model.vocab_size * model.hidden_size
+    head_copy = head - (model.num_parameters - head)
+    loading = max(4 * model.intermediate_size * model.hidden_size, head_copy)
+    return 4 * (rope_table + max(step, loading))
+
+
+def _floats_per_token(model: ModelConfig) -> int:
+    """Activations of one token in the wider half of a layer, numpy's temporaries included."""
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    attention = 2 * (queries + 2 * keys) + 3 * queries
+    return 4 * model.hidden_size + max(attention, 4 * model.intermediate_size)
+
+
+def _too_large(
+    model: ModelConfig,
+    machine: Machine,
+    *,
+    needed: int,
+    budget: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> ConfigError:
+    """Not one block fits.  Smaller steps may help; otherwise only a smaller model does."""
+    what = (
+        f"the model needs {_gib(needed)} before any KV cache and only"
+        f" {_gib(machine.free_memory_bytes)} are free"
+    )
+    num_tokens = bisect_right(
+        range(1, max_num_batched_tokens + 1),
+        budget,
+        key=lambda count: _work_bytes(model, count, min(count, max_num_seqs), max_model_len),
+    )
+    if num_tokens == 0:
+        return ConfigError(f"{what}: use a smaller model, or free memory", field="model")
+    setting = f"max_num_batched_tokens={num_tokens}"
+    if num_tokens < max_num_seqs:
+        setting = f"max_num_seqs={num_tokens} and {setting}"
+    return ConfigError(f"{what}: set {setting} or less", field="max_num_batched_tokens")
 
 
 def _choose_kv_blocks(
@@ -145,58 +195,91 @@ def _choose_kv_blocks(
 ) -> tuple[int, str]:
     """How many blocks the pool gets, and why."""
     if asked.kv_cache_memory is not None:
-        wanted = parse_bytes(asked.kv_cache_memory, field="kv_cache_memory")
-        if wanted > left:
-            raise ConfigError(
-                f"kv_cache_memory of {_gib(wanted)} does not fit: {_gib(left)} are left beside"
-                f" weights and work space; set kv_cache_memory={left // _MIB}MiB or less",
-                field="kv_cache_memory",
-            )
-        if wanted < block_bytes:
-            raise ConfigError(
-                f"kv_cache_memory must hold at least one block of {block_bytes} bytes,"
-                f" got {wanted}",
-                field="kv_cache_memory",
-            )
-        return wanted // block_bytes, "kv_cache_memory"
+        return _blocks_of_memory(asked, left=left, block_bytes=block_bytes)
     if asked.gpu_memory_utilization is not None:
         share = asked.gpu_memory_utilization
-        budget = int(machine.total_memory_bytes * share) - fixed
-        if budget < block_bytes:
-            smallest = (fixed + block_bytes) / machine.total_memory_bytes
-            raise ConfigError(
-                f"gpu_memory_utilization={share:g} leaves no memory for the KV cache: set at least"
-                f" {smallest + 0.005:.2f}",
-                field="gpu_memory_utilization",
-            )
-        if budget > left:
-            largest = (fixed + left) / machine.total_memory_bytes
-            raise ConfigError(
-                f"gpu_memory_utilization={share:g} asks for more than is free: another process"
-                f" holds memory; set at most {int(largest * 100) / 100:.2f}",
-                field="gpu_memory_utilization",
-            )
-        return budget // block_bytes, f"gpu_memory_utilization {share:g}"
+        num_blocks = _blocks_of_share(share, machine, left, fixed, block_bytes)
+        return num_blocks, f"gpu_memory_utilization {share:g}"
     half = max(1, left // 2 // block_bytes)
     if needed <= half:
         return needed, "max_num_seqs requests of max_model_len"
     return half, f"half of the free memory inside the {machine.memory_limit}'s limit"
 
 
-def _choose_length(asked: EngineConfig, model: ModelConfig, num_blocks: int) -> tuple[int, str]:
+def _blocks_of_memory(asked: EngineConfig, *, left: int, block_bytes: int) -> tuple[int, str]:
+    """As many blocks as the bytes that were asked for hold."""
+    assert asked.kv_cache_memory is not None
+    wanted = parse_bytes(asked.kv_cache_memory, field="kv_cache_memory")
+    if wanted > left:
+        raise ConfigError(
+            f"kv_cache_memory of {_gib(wanted)} does not fit: {_gib(left)} are left beside"
+            f" weights and work space; set kv_cache_memory={_setting(left, block_bytes)} or less",
+            field="kv_cache_memory",
+        )
+    if wanted < block_bytes:
+        raise ConfigError(
+            f"kv_cache_memory of {wanted} bytes holds no block of {asked.block_size} tokens: set"
+            f" kv_cache_memory={block_bytes} or more",
+            field="kv_cache_memory",
+        )
+    wins = asked.gpu_memory_utilization is not None
+    return wanted // block_bytes, "kv_cache_memory" + (
+        ", which wins over gpu_memory_utilization" if wins else ""
+    )
+
+
+def _blocks_of_share(
+    share: float, machine: Machine, left: int, fixed: int, block_bytes: int
+) -> int:
+    """What a share of all memory leaves beside weights and work space, in blocks."""
+    total = machine.total_memory_bytes
+    budget = int(total * share) - fixed
+    if budget < block_bytes:
+        smallest = math.ceil((fixed + block_bytes) / total * 1e4 + 1e-6) / 1e4
+        raise ConfigError(
+            f"gpu_memory_utilization={share:g} leaves no memory for the KV cache: set at least"
+            f" gpu_memory_utilization={smallest:g}",
+            field="gpu_memory_utilization",
+        )
+    if budget > left:
+        largest = math.floor((fixed + left) / total * 1e4) / 1e4
+        if largest < MIN_MEMORY_SHARE:
+            advice = f"set kv_cache_memory={_setting(left, block_bytes)} instead"
+        else:
+            advice = f"set at most gpu_memory_utilization={largest:g}"
+        raise ConfigError(
+            f"gpu_memory_utilization={share:g} asks for more than is free: another process"
+            f" holds memory; {advice}",
+            field="gpu_memory_utilization",
+        )
+    return budget // block_bytes
+
+
+def _choose_length(
+    asked: EngineConfig, model: ModelConfig, num_blocks: int, *, block_bytes: int, left: int
+) -> tuple[int, str]:
     """Longest request: the model's context, or what the pool holds."""
     capacity = num_blocks * asked.block_size
     if asked.max_model_len is not None:
         if asked.max_model_len > capacity:
             raise ConfigError(
-                f"max_model_len {asked.max_model_len} does not fit the KV cache: the largest that"
-                f" fits is {capacity}; set max_model_len={capacity} or give more memory",
+                f"max_model_len {asked.max_model_len} does not fit the KV cache: set"
+                f" max_model_len={capacity} or less, or{_pool_for(asked, block_bytes, left)}",
                 field="max_model_len",
             )
         return asked.max_model_len, "max_model_len"
     if capacity < model.max_position:
         return capacity, f"what the KV cache holds, of the model's {model.max_position}"
     return model.max_position, "the model's context"
+
+
+def _pool_for(asked: EngineConfig, block_bytes: int, left: int) -> str:
+    """The pool that would hold one request of the asked length, if memory has room for it."""
+    assert asked.max_model_len is not None
+    num_mib = -(-(-(-asked.max_model_len // asked.block_size) * block_bytes) // _MIB)
+    if num_mib * _MIB > left:
+        return " free memory"
+    return f" kv_cache_memory={num_mib}MiB or more"
 
 
 def _choose_swap_blocks(
@@ -206,6 +289,8 @@ def _choose_swap_blocks(
     wanted = int(asked.swap_space * _GIB)
     if asked.preemption_mode == "recompute":
         return 0, "preemption_mode is recompute"
+    if wanted < block_bytes:
+        return 0, f"swap_space {asked.swap_space:g} holds no block"
     if not is_needed:
         return 0, "the KV cache holds every request that may run: nobody will be preempted"
     if asked.swap_path is not None:
@@ -215,6 +300,12 @@ def _choose_swap_blocks(
     if fitting < wanted:
         why += f"; {asked.swap_space:g} GiB asked for, half of what is left is taken"
     return fitting // block_bytes, why
+
+
+def _setting(num_bytes: int, block_bytes: int) -> str:
+    """A text for kv_cache_memory: in MiB, unless rounding would leave less than a block."""
+    num_mib = num_bytes // _MIB
+    return f"{num_mib}MiB" if num_mib * _MIB >= block_bytes else str(num_bytes)
 
 
 def _gib(num_bytes: int) -> str:

@@ -7,7 +7,9 @@ request's error; only a fault of the step as a whole raises.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,7 @@ from chairlift.core.scheduler_output import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from chairlift.errors import RequestError
 from chairlift.kernels.interface import BatchLayout, FloatArray, IntArray
 from chairlift.models.decoder import Decoder
 from chairlift.outputs import PositionLogprobs
@@ -27,6 +30,8 @@ from chairlift.runner.kv_cache import KVCache
 from chairlift.runner.logits_processors import RequestSamplingState
 from chairlift.runner.memory import LOGIT_ROWS
 from chairlift.runner.sampler import Sampler
+
+logger = logging.getLogger("chairlift")
 
 
 @dataclass(slots=True)
@@ -67,11 +72,11 @@ class ModelRunner:
         """Move blocks, compute, sample.  Raises only if the step as a whole fails."""
         for request_id in output.finished_request_ids:
             self._riding.pop(request_id, None)
-        for new in output.new_requests:
-            self._riding[new.request_id] = self._board(new)
+        refused = self._board(output.new_requests)
         swap_out_s, swap_in_s = self.kv_cache.move(output.moves)
         start = time.perf_counter()
-        result = self._execute(output.scheduled)
+        result = self._execute([i for i in output.scheduled if i.request_id not in refused])
+        result.errors = {**refused, **result.errors}
         result.execute_s = time.perf_counter() - start
         result.swap_out_s, result.swap_in_s = swap_out_s, swap_in_s
         num_swapped = len(output.moves.swap_outs) + len(output.moves.swap_ins)
@@ -88,7 +93,17 @@ class ModelRunner:
         self.model.forward(np.zeros(num_tokens, dtype=np.int32), layout, self.kv_cache.blocks)
         return (time.perf_counter() - start) / num_tokens
 
-    def _board(self, new: NewRequest) -> _Riding:
+    def _board(self, new_requests: Sequence[NewRequest]) -> dict[str, str]:
+        """Take requests in; errors of those whose options cannot be used."""
+        errors: dict[str, str] = {}
+        for new in new_requests:
+            try:
+                self._riding[new.request_id] = self._ride(new)
+            except Exception as error:
+                errors[new.request_id] = _describe(error)
+        return errors
+
+    def _ride(self, new: NewRequest) -> _Riding:
         return _Riding(
             token_ids=list(new.prompt_token_ids),
             num_prompt_tokens=len(new.prompt_token_ids),
@@ -111,9 +126,11 @@ class ModelRunner:
         token_ids = build_token_ids(scheduled, tokens)
         layout = build_layout(scheduled, self._block_size)
         hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks)
-        prompt_logprobs = self._prompt_logprobs(scheduled, layout, hidden)
+        prompt_logprobs, unscored = self._prompt_logprobs(scheduled, layout, hidden)
         sampled, errors = self._sample(scheduled, layout, hidden)
-        return RunnerOutput(sampled=sampled, prompt_logprobs=prompt_logprobs, errors=errors)
+        return RunnerOutput(
+            sampled=sampled, prompt_logprobs=prompt_logprobs, errors={**errors, **unscored}
+        )
 
     def _sample(
         self, scheduled: list[ScheduledRequest], layout: BatchLayout, hidden: FloatArray
@@ -140,9 +157,10 @@ class ModelRunner:
 
     def _prompt_logprobs(
         self, scheduled: list[ScheduledRequest], layout: BatchLayout, hidden: FloatArray
-    ) -> dict[str, list[PositionLogprobs]]:
-        """Log probabilities of prompt tokens, for the requests that asked."""
+    ) -> tuple[dict[str, list[PositionLogprobs]], dict[str, str]]:
+        """Log probabilities of prompt tokens for the requests that asked, or their errors."""
         answers: dict[str, list[PositionLogprobs]] = {}
+        errors: dict[str, str] = {}
         for item, start in zip(scheduled, layout.query_start, strict=False):
             riding = self._riding[item.request_id]
             if riding.prompt_logprobs is None or item.kind == "padding":
@@ -154,9 +172,12 @@ class ModelRunner:
                 continue
             offset = int(start) - item.num_computed_tokens
             rows = np.arange(first + offset, end + offset, dtype=np.int32)
-            answers[item.request_id] = self._score(riding, hidden, rows, first)
+            try:
+                answers[item.request_id] = self._score(riding, hidden, rows, first)
+            except Exception as error:
+                errors[item.request_id] = _describe(error)
             riding.num_prompt_logprobs = end
-        return answers
+        return answers, errors
 
     def _score(
         self, riding: _Riding, hidden: FloatArray, rows: IntArray, first: int
@@ -172,3 +193,11 @@ class ModelRunner:
                 riding.prompt_logprobs or 0,
             )
         return scored
+
+
+def _describe(error: Exception) -> str:
+    """A request's error as a line; one that we did not foresee is logged with its trace."""
+    if isinstance(error, (RequestError, FloatingPointError)):
+        return str(error)
+    logger.error("one request failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_executor import FinishedStep, Rig
 
 from chairlift.core.scheduler_output import SchedulerOutput
 from chairlift.events import StepRecord
+from fake_executor import FinishedStep, Rig
 
 
 def test_idle_core_has_nothing_to_do() -> None:
@@ -81,3 +81,21 @@ def test_leak_is_noticed_when_the_core_falls_idle() -> None:
     rig.kv.pool.allocate()
     with pytest.raises(AssertionError, match="references"):
         rig.core.step()
+
+
+def test_interrupted_step_counts_as_failed_and_the_loop_goes_on() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.add("a", 3, 4)
+    rig.add("b", 3, 4)
+    submit = rig.executor.submit
+
+    def interrupted_submit(output: SchedulerOutput) -> FinishedStep:
+        rig.executor.submit = submit  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    rig.executor.submit = interrupted_submit  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        rig.core.step()
+    rig.run()
+    assert rig.endings["a"].reason == "error" and "interrupted" in (rig.endings["a"].error or "")
+    rig.check_solo("b")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_executor import make_request
 
 from chairlift.core.kv_cache_manager import KVCacheManager
 from chairlift.core.request import Request
+from fake_executor import make_request
 
 
 class StepCounter:
@@ -79,12 +79,13 @@ def test_partly_shared_block_is_copied_before_it_is_written(kv: KVCacheManager) 
 
 
 def test_partial_hit_is_forgone_when_its_copy_does_not_fit() -> None:
-    kv = KVCacheManager(4, 4)
+    kv = KVCacheManager(3, 4)
     steps = StepCounter(kv)
     first, second = make_request("a", range(8)), make_request("b", [*range(6), 70, 71])
     admit(kv, first)
     steps.run(first)
-    assert admit(kv, second, headroom=1)
+    kv.free(first)
+    assert admit(kv, second, headroom=1), "a copy beside its source would need one block more"
     assert second.num_computed_tokens == 4 and not kv.take_moves()
 
 
@@ -226,3 +227,51 @@ def test_integrity_check_notices_a_lost_block(kv: KVCacheManager) -> None:
     request.block_table.pop()
     with pytest.raises(AssertionError, match="references"):
         kv.check_integrity([request])
+
+
+def test_cached_blocks_do_not_continue_a_half_computed_block(kv: KVCacheManager) -> None:
+    steps = StepCounter(kv)
+    first, second = make_request("a", range(12)), make_request("b", range(12))
+    second.use_prefix_cache = False
+    admit(kv, first)
+    admit(kv, second)
+    second.num_computed_tokens = 6  # preempted in the middle of its second block
+    del second.block_table[2:]
+    kv.pool.release(5)
+    steps.run(first)
+    second.use_prefix_cache = True
+    assert admit(kv, second)
+    assert second.num_computed_tokens == 6, "positions 6 and 7 of its own block are empty"
+
+
+def test_what_a_step_in_flight_may_still_write_is_not_kept(kv: KVCacheManager) -> None:
+    steps = StepCounter(kv)
+    request, follower = make_request("a", range(10)), make_request("b", range(10))
+    admit(kv, request)
+    request.num_computed_tokens = 10
+    steps.submit()
+    kv.free(request)
+    kv.step_resolved(steps.step_id)
+    assert kv.lookup(follower).num_tokens == 0
+
+
+def test_tenants_with_different_salts_share_nothing(kv: KVCacheManager) -> None:
+    steps = StepCounter(kv)
+    first = make_request("a", range(10))
+    other = make_request("b", range(10), cache_salt="tenant")
+    admit(kv, first)
+    steps.run(first)
+    kv.free(first)
+    assert kv.lookup(other).num_tokens == 0
+    assert kv.lookup(make_request("c", range(10))).num_tokens == 9
+
+
+def test_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
+    kv = KVCacheManager(4, 4)
+    steps = StepCounter(kv)
+    first, second = make_request("a", range(16)), make_request("b", range(70, 77))
+    admit(kv, first)
+    steps.run(first)
+    kv.free(first)
+    admit(kv, second)
+    assert kv.lookup(make_request("c", range(16))).num_tokens == 8

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fake_executor import make_request
-
 from chairlift.core.request import FINISH_REASONS, RequestStatus
+from fake_executor import make_request
 
 
 def test_counts_follow_a_request_through_its_life() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fake_executor import make_request
-
 from chairlift.core.request import Request
 from chairlift.core.request_queue import RequestQueue, WaitingQueue
+from fake_executor import make_request
 
 
 def ranked(name: str, *rank: int, prompt: int = 1) -> Request:

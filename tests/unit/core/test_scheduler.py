@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_executor import Rig, make_request
 
 from chairlift.core.request import RequestStatus
 from chairlift.core.scheduler_output import RunnerOutput
 from chairlift.errors import RequestError
+from fake_executor import Rig, make_request
 
 
 def members(rig: Rig, index: int = -1) -> list[tuple[str, str, int]]:
     return [(m.request_id, m.kind, m.num_new_tokens) for m in rig.records[index].members]
+
+
+def last_limit(rig: Rig) -> str:
+    return rig.records[-1].limit
 
 
 def test_requests_get_on_and_off_at_every_step() -> None:
@@ -69,16 +73,16 @@ def test_second_large_prompt_waits_for_the_first_and_small_ones_pass_it() -> Non
     rig.add("small", 4, 1)
     rig.step()
     assert rig.endings["small"].tokens and "large1" not in rig.running_ids
-    assert rig.records[-1].limit == "long_prefill"
+    assert last_limit(rig) == "long_prefill"
     rig.run()
     rig.check_solo()
 
 
 def test_large_prompt_that_memory_keeps_out_is_passed_64_times_at_most() -> None:
     rig = Rig(40, max_num_batched_tokens=16, max_num_seqs=4, enable_prefix_caching=False)
-    rig.add("holder", 8, 120)
-    rig.step()
-    rig.add("large", 120, 1)
+    rig.add("holder", 40, 120)
+    rig.step(3)
+    rig.add("large", 124, 1)
     passed = 0
     for index in range(90):
         rig.add(f"small{index}", 4, 1)
@@ -202,42 +206,42 @@ def test_d7_step_record_names_the_limit_that_binds() -> None:
     seats = Rig(max_num_seqs=1)
     seats.add("a", 3, 5)
     seats.step()
-    assert seats.records[-1].limit == "arrivals"
+    assert last_limit(seats) == "arrivals"
     seats.add("b", 3, 5)
     seats.step()
-    assert seats.records[-1].limit == "max_num_seqs"
+    assert last_limit(seats) == "max_num_seqs"
 
     tokens = Rig(max_num_batched_tokens=8, max_num_seqs=8)
     tokens.add("a", 8, 5)
     tokens.add("b", 3, 5)
     tokens.step()
-    assert tokens.records[-1].limit == "max_num_batched_tokens"
+    assert last_limit(tokens) == "max_num_batched_tokens"
 
     blocks = Rig(4)
     blocks.add("a", 12, 5)
     blocks.add("b", 12, 5)
     blocks.step()
-    assert blocks.records[-1].limit == "blocks"
+    assert last_limit(blocks) == "blocks"
 
     policy = Rig(batching_policy="dynamic", batch_wait_ms=0.0)
     policy.add("a", 3, 5)
     policy.step()
     policy.add("b", 3, 5)
     policy.step()
-    assert policy.records[-1].limit == "batching_policy"
+    assert last_limit(policy) == "batching_policy"
 
     long = Rig(max_num_batched_tokens=8, max_num_seqs=8)
     long.add("a", 40, 5)
     long.add("b", 40, 5)
     long.step()
-    assert long.records[-1].limit == "long_prefill"
+    assert last_limit(long) == "long_prefill"
 
     phases = Rig(prefill_policy="separated", max_num_batched_tokens=8, max_num_seqs=8)
     phases.add("a", 3, 5)
     phases.step()
     phases.add("b", 3, 5)
     phases.step()
-    assert phases.records[-1].kind == "decode" and phases.records[-1].limit == "prefill_policy"
+    assert phases.records[-1].kind == "decode" and last_limit(phases) == "prefill_policy"
 
 
 # -- separated prefill -------------------------------------------------------------------------

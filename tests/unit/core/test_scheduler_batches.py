@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+
 from fake_executor import Rig
 
 
 def static_rig(**options: object) -> Rig:
     return Rig(
-        batching_policy="static", **{"static_batch_size": 2, "max_num_seqs": 8} | options  # type: ignore[arg-type]
+        batching_policy="static",
+        **{"static_batch_size": 2, "max_num_seqs": 8} | options,  # type: ignore[arg-type]
     )
 
 
@@ -106,9 +108,7 @@ def test_abort_of_the_last_member_hands_over_the_others_answers() -> None:
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
 def test_prompts_beyond_one_steps_budget_form_one_batch(policy: str) -> None:
-    rig = Rig(
-        batching_policy=policy, static_batch_size=4, max_num_seqs=4, max_num_batched_tokens=8
-    )
+    rig = Rig(batching_policy=policy, static_batch_size=4, max_num_seqs=4, max_num_batched_tokens=8)
     for name in "abcd":
         rig.add(name, 8, 6)
     rig.step(4)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from fake_executor import Rig
 
 from chairlift.core.preemption_cost import PreemptionCost
 from chairlift.core.request import RequestStatus
 from chairlift.errors import RequestError
 from chairlift.events import Preemption
+from fake_executor import Rig
 
 
 def preemptions(rig: Rig) -> list[Preemption]:
@@ -66,13 +66,14 @@ def test_c3_every_preemption_names_mode_victim_and_cost() -> None:
         assert sum(rig.scheduler.num_preemptions.values()) == len(preemptions(rig))
 
 
-def test_preemption_that_leaves_an_empty_step_is_on_record() -> None:
-    rig = Rig(scheduling_policy="priority", max_num_seqs=1)
-    rig.add("low", 6, 9, priority=1)
-    rig.step(2)
-    rig.add("high", 6, 2, priority=0)
+def test_preemption_in_a_step_without_members_is_on_record() -> None:
+    rig = Rig(22, prefill_policy="separated", max_num_batched_tokens=8, max_num_seqs=4)
+    rig.add("long", 80, 2)
+    rig.step()
+    rig.add("stream", 4, 12)
     rig.run()
-    assert [item.request_id for item in preemptions(rig)] == ["low"]
+    assert "idle" in [record.kind for record in rig.records if record.preemptions]
+    assert len(preemptions(rig)) == sum(rig.scheduler.num_preemptions.values())
     rig.check_solo()
 
 
@@ -112,6 +113,29 @@ def test_only_the_tail_is_taken() -> None:
     assert rig.requests["b"].num_computed_tokens > 0, "the front of its blocks was kept"
     rig.run()
     rig.check_solo()
+
+
+def test_admission_leaves_a_block_for_each_running_request() -> None:
+    rig = Rig(8)
+    rig.add("a", 12, 8)
+    rig.add("b", 20, 2)
+    rig.step()
+    assert rig.running_ids == ["a"] and rig.records[-1].limit == "blocks"
+    rig.run()
+    assert not preemptions(rig)
+    rig.check_solo()
+
+
+def test_blocks_kept_by_preempted_requests_go_first_last_in_rank_first() -> None:
+    rig = Rig(scheduling_policy="priority", max_num_seqs=2)
+    for name in ("low0", "low1"):
+        rig.add(name, 12, 9, priority=5)
+    rig.step(2)
+    for name in ("high0", "high1"):
+        rig.add(name, 12, 9, priority=0)
+    rig.step(2)
+    assert rig.running_ids == ["high0", "high1"]
+    assert rig.scheduler._choose_victim(rig.requests["high0"]) is rig.requests["low1"]
 
 
 def test_last_come_is_preempted_first() -> None:
@@ -189,6 +213,8 @@ def test_d4_low_priority_job_is_paused_and_resumes_unchanged(mode: str) -> None:
     low = rig.add("low", 20, 16, priority=5)
     rig.step(5)
     rig.add("high", 16, 8, priority=0)
+    rig.step()
+    assert rig.running_ids == ["high"], "it need not wait a step for the memory"
     while not rig.endings["high"].is_released:
         rig.step()
     assert not rig.endings["low"].is_released and low.num_preemptions >= 1
@@ -269,7 +295,7 @@ def test_d3_memory_kept_by_a_paused_low_job_goes_to_a_high_one() -> None:
     assert rig.requests["low"].block_table
     rig.abort("high1")
     rig.add("high2", 20, 4, priority=0)
-    rig.step(2)
+    rig.step()
     assert "high2" in rig.running_ids, "the paused job's blocks must not keep it out"
     rig.run()
     rig.check_solo("low", "high0", "high2")

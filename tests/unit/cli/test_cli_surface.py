@@ -1,0 +1,130 @@
+"""The frozen list of commands and flags: it changes on purpose, never by accident."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import typer.main
+
+from chairlift.cli.main import app
+from chairlift.config import EngineConfig
+from chairlift.sampling_params import SamplingParams
+
+SAMPLING = {
+    "--allowed-token-ids",
+    "--bad-words",
+    "--frequency-penalty",
+    "--ignore-eos/--no-ignore-eos",
+    "--include-stop-str-in-output/--no-include-stop-str-in-output",
+    "--logit-bias",
+    "--max-tokens",
+    "--min-p",
+    "--min-tokens",
+    "--presence-penalty",
+    "--repetition-penalty",
+    "--seed",
+    "--skip-special-tokens/--no-skip-special-tokens",
+    "--stop",
+    "--stop-token-ids",
+    "--temperature",
+    "--top-k",
+    "--top-p",
+}
+ENGINE = {
+    "--batch-wait-ms",
+    "--batching-policy",
+    "--block-size",
+    "--enable-chunked-prefill/--no-enable-chunked-prefill",
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    "--enforce-eager/--no-enforce-eager",
+    "--gpu-memory-utilization",
+    "--kernels",
+    "--kv-cache-memory",
+    "--long-prefill-token-threshold",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-seqs",
+    "--preemption-mode",
+    "--prefill-policy",
+    "--preset",
+    "--scheduling-policy",
+    "--static-batch-size",
+    "--swap-path",
+    "--swap-space",
+    "--tensor-parallel-size",
+    "--threads",
+}
+MODEL = {"--model -m", "--trace"}
+SURFACE = {
+    "": {"--version"},
+    "bench": set(),
+    "bench policies": {
+        "--concurrency",
+        "--json",
+        "--kernels",
+        "--model -m",
+        "--num-requests",
+        "--plot",
+        "--scale",
+        "--seed",
+        "--threads",
+        "--workload",
+    },
+    "chat": SAMPLING | ENGINE | MODEL | {"--system", "--verbose"},
+    "demo": {
+        "--kernels",
+        "--model -m",
+        "--num-requests",
+        "--out",
+        "--seats",
+        "--seed",
+        "--threads",
+    },
+    "generate": SAMPLING
+    | ENGINE
+    | MODEL
+    | {
+        "PROMPTS",
+        "--file",
+        "--json",
+        "--logprobs",
+        "--n",
+        "--prompt-logprobs",
+        "--stream/--no-stream",
+        "--quiet",
+    },
+    "info": ENGINE | {"MODEL", "--json"},
+    "pull": {"NAME"},
+}
+
+
+def _flags(command: Any) -> set[str]:
+    found = set()
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            found.add(parameter.name.upper())
+        elif parameter.secondary_opts:
+            found.add("/".join([*parameter.opts, *parameter.secondary_opts]))
+        else:
+            found.add(" ".join(parameter.opts))
+    return found
+
+
+def _walk(name: str, command: Any) -> dict[str, set[str]]:
+    found = {name: _flags(command)}
+    for child_name, child in getattr(command, "commands", {}).items():
+        found |= _walk(f"{name} {child_name}".strip(), child)
+    return found
+
+
+def test_commands_and_flags() -> None:
+    assert _walk("", typer.main.get_command(app)) == SURFACE
+
+
+def test_generate_has_every_option_of_a_request_and_the_engine() -> None:
+    """But for `detokenize`: a command line without text has nothing to show."""
+    fields = dataclasses.fields(SamplingParams) + dataclasses.fields(EngineConfig)
+    names = {"--" + field.name.replace("_", "-") for field in fields} - {"--detokenize"}
+    flags = {flag.split("/")[0].split(" ")[0] for flag in SURFACE["generate"]}
+    assert names <= flags

@@ -1,0 +1,78 @@
+"""`chairlift info`: facts that agree with where they come from, without loading weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from chairlift import __version__
+from chairlift.kernels.cpu import library as library_module
+from chairlift.kernels.cpu.library import LibraryUnavailableError
+from chairlift.machine import inspect_machine
+
+
+def test_the_machine(cli, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("CHAIRLIFT_CACHE", str(tmp_path / "models-here"))
+    code, out, err = cli("info")
+    assert (code, err) == (0, "")
+    for text in (__version__, "python", "processor", "kernels", "models-here", "limit binds"):
+        assert text in out
+    assert f"threads      {inspect_machine().num_cpus} " in out
+
+
+def test_json(cli, small, model_folder) -> None:
+    code, out, _ = cli("info", model_folder, "--json", "--kv-cache-memory", "8MiB")
+    facts = json.loads(out)
+    model = facts["model"]
+    assert code == 0 and facts["num_cpus"] >= 1 and facts["chairlift"] == __version__
+    assert model["config"]["architecture"] == "qwen2" and model["config"]["num_layers"] == 3
+    # one key and one value head of 16 floats in each of three layers
+    assert model["kv_bytes_per_token"] == 3 * 2 * 1 * 16 * 4
+    num_blocks = 8 * 2**20 // (16 * model["kv_bytes_per_token"])
+    assert model["memory"]["num_blocks"] == num_blocks
+    assert model["fits"] == [{"num_tokens": 256, "num_requests": num_blocks // 16}]
+
+
+def test_a_model_is_planned_and_not_loaded(cli, model_folder, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("chairlift.weights.checkpoint.HuggingFaceCheckpoint.load", refuse)
+    code, out, _ = cli("info", model_folder)
+    assert code == 0
+    assert "qwen2: 3 layers of 64, 4 heads (1 for keys and values) of 16" in out
+    assert "requests of 256 tokens" in out and "max_model_len 256 (the model's context)" in out
+
+
+def test_a_setting_that_does_not_fit_names_the_one_that_would(cli, model_folder) -> None:
+    code, _, err = cli("info", model_folder, "--max-model-len", "9999")
+    assert code == 2 and "at most 256" in err
+
+
+def test_missing_native_kernels_come_with_the_reason(cli, monkeypatch) -> None:
+    def fail() -> None:
+        raise LibraryUnavailableError("it was never built")
+
+    monkeypatch.setattr(library_module, "load_library", fail)
+    monkeypatch.setattr("chairlift.bench.machine_facts.load_library", fail)
+    assert "reference, which is slow: it was never built" in cli("info")[1]
+    kernels = json.loads(cli("info", "--json")[1])["kernels"]
+    assert kernels == {"backend": "reference", "reason": "it was never built"}
+
+
+@pytest.mark.parametrize("isa", ["none-such"])
+def test_a_wrong_isa_is_one_line(cli, monkeypatch, isa: str) -> None:
+    library = pytest.importorskip("chairlift.kernels.cpu.library")
+    try:
+        library.load_library()
+    except LibraryUnavailableError:
+        pytest.skip("no native library here")
+    library.load_library.cache_clear()
+    monkeypatch.setenv("CHAIRLIFT_ISA", isa)
+    try:
+        code, _, err = cli("info")
+    finally:
+        monkeypatch.delenv("CHAIRLIFT_ISA")
+        library.load_library.cache_clear()
+    assert code == 2 and err.startswith("error: ") and isa in err
