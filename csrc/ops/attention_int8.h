@@ -45,10 +45,6 @@ constexpr int kBatchLanes = 32;
 constexpr float kNothing = -INFINITY;
 constexpr float kLargestWeight = 65535.0f;
 
-CHAIRLIFT_INLINE void prefetch_line(const uint8_t* p) {
-  prefetch(reinterpret_cast<const float*>(p));
-}
-
 struct Span {
   int64_t begin;
   int64_t end;
@@ -92,15 +88,50 @@ CHAIRLIFT_INLINE GroupPages locate_group(const chairlift_attention_int8& task, c
   return pages;
 }
 
+// -- fetching ahead ------------------------------------------------------------------------------
+
+// Some cache lines of the next group, which a tile asks for while it multiplies.
+struct Lines {
+  const uint8_t* first;
+  int64_t count;
+};
+
+// What the next group's pages have for the tile: one run of memory in each.  It is asked for in
+// small portions, because requests that all come at once wait for each other and stall the rest.
+struct Fetcher {
+  const uint8_t* page[kTileGroupPages];
+  int64_t num_pages;
+  int64_t page_lines;
+  int64_t index;
+  int64_t line;
+
+  CHAIRLIFT_INLINE Lines take(int64_t num_lines) {
+    if (index == num_pages) return {nullptr, 0};
+    const Lines lines = {page[index] + line * kCodesBytes,
+                         smaller_of(num_lines, page_lines - line)};
+    line += lines.count;
+    if (line == page_lines) {
+      line = 0;
+      ++index;
+    }
+    return lines;
+  }
+};
+
+CHAIRLIFT_INLINE void fetch(Lines lines, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < smaller_of(end, lines.count); ++i) {
+    prefetch_line(lines.first + i * kCodesBytes);
+  }
+}
+
 // -- the two products ----------------------------------------------------------------------------
 
 // scores[q][page][token] = dot * key scale * factor[q].  Codes of keys carry 128 too much, which
 // `starts` has taken off beforehand.
-template <int QUERIES, int PAGES, bool PREFETCH>
+template <int QUERIES, int PAGES>
 CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts,
-                                    const float* factors, const uint8_t* const* pages,
-                                    const uint8_t* const* next, const KvLayout& layout,
-                                    float* scores) {
+                                    const float* factors, const uint8_t* const* pages, Lines ahead,
+                                    const KvLayout& layout, float* scores) {
   const int64_t dim = layout.head_dim;
   I16 sum[QUERIES][PAGES];
   CHAIRLIFT_UNROLL
@@ -108,13 +139,14 @@ CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts
     CHAIRLIFT_UNROLL
     for (int p = 0; p < PAGES; ++p) sum[q][p] = I16::all(starts[q]);
   }
+  const int64_t portion = (ahead.count * 4 + dim - 1) / dim;
   for (int64_t i = 0; i < dim / 4; ++i) {
+    fetch(ahead, i * portion, (i + 1) * portion);
     Codes codes[PAGES];
     CHAIRLIFT_UNROLL
     for (int p = 0; p < PAGES; ++p) {
       codes[p] = Codes::load(pages[p] + i * kCodesBytes);
       keep_in_register(codes[p]);
-      if (PREFETCH) prefetch_line(next[p] + i * kCodesBytes);
     }
     CHAIRLIFT_UNROLL
     for (int q = 0; q < QUERIES; ++q) {
@@ -126,7 +158,6 @@ CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts
   CHAIRLIFT_UNROLL
   for (int p = 0; p < PAGES; ++p) {
     const F16 scale = F16::load(reinterpret_cast<const float*>(pages[p] + layout.key_scales()));
-    if (PREFETCH) prefetch_line(next[p] + layout.key_scales());
     CHAIRLIFT_UNROLL
     for (int q = 0; q < QUERIES; ++q) {
       (to_float(sum[q][p]) * scale * F16::all(factors[q]))
@@ -138,27 +169,18 @@ CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts
 template <int QUERIES>
 CHAIRLIFT_INLINE void score_queries(const int8_t* queries, const int32_t* starts,
                                     const float* factors, const uint8_t* const* pages, int count,
-                                    const uint8_t* const* next, const KvLayout& layout,
-                                    float* scores) {
+                                    Lines ahead, const KvLayout& layout, float* scores) {
   int p = 0;
   for (; p + kDotPages <= count; p += kDotPages) {
-    if (next) {
-      score_pages<QUERIES, kDotPages, true>(queries, starts, factors, pages + p, next + p, layout,
-                                            scores + p * kLanes);
-    } else {
-      score_pages<QUERIES, kDotPages, false>(queries, starts, factors, pages + p, pages, layout,
-                                             scores + p * kLanes);
-    }
+    score_pages<QUERIES, kDotPages>(queries, starts, factors, pages + p, ahead, layout,
+                                    scores + p * kLanes);
+    ahead.count = 0;
   }
   if constexpr (kDotPages > 1) {
     for (; p < count; ++p) {
-      if (next) {
-        score_pages<QUERIES, 1, true>(queries, starts, factors, pages + p, next + p, layout,
-                                      scores + p * kLanes);
-      } else {
-        score_pages<QUERIES, 1, false>(queries, starts, factors, pages + p, pages, layout,
-                                       scores + p * kLanes);
-      }
+      score_pages<QUERIES, 1>(queries, starts, factors, pages + p, ahead, layout,
+                              scores + p * kLanes);
+      ahead.count = 0;
     }
   }
 }
@@ -166,21 +188,20 @@ CHAIRLIFT_INLINE void score_queries(const int8_t* queries, const int32_t* starts
 template <int QUERIES>
 CHAIRLIFT_INLINE void score_up_to(int64_t num_queries, const int8_t* queries, const int32_t* starts,
                                   const float* factors, const uint8_t* const* pages, int count,
-                                  const uint8_t* const* next, const KvLayout& layout,
-                                  float* scores) {
+                                  Lines ahead, const KvLayout& layout, float* scores) {
   if constexpr (QUERIES > 1) {
     if (num_queries < QUERIES) {
-      return score_up_to<QUERIES - 1>(num_queries, queries, starts, factors, pages, count, next,
+      return score_up_to<QUERIES - 1>(num_queries, queries, starts, factors, pages, count, ahead,
                                       layout, scores);
     }
   }
-  score_queries<QUERIES>(queries, starts, factors, pages, count, next, layout, scores);
+  score_queries<QUERIES>(queries, starts, factors, pages, count, ahead, layout, scores);
 }
 
 // sums[q] = sums[q] * keep[q] + (weights[q] . values) * add[q], for some vectors of dimensions
-template <int QUERIES, int VECTORS, bool PREFETCH>
+template <int QUERIES, int VECTORS>
 CHAIRLIFT_NOINLINE void mix_tile(const uint8_t* high, const uint8_t* low,
-                                 const uint8_t* const* pages, int count, const uint8_t* const* next,
+                                 const uint8_t* const* pages, int count, Lines ahead,
                                  int64_t first_code, const KvLayout& layout, const float* keep,
                                  const float* add, float* sums, int64_t stride) {
   I16 upper[QUERIES][VECTORS], lower[QUERIES][VECTORS];
@@ -189,15 +210,16 @@ CHAIRLIFT_NOINLINE void mix_tile(const uint8_t* high, const uint8_t* low,
     CHAIRLIFT_UNROLL
     for (int v = 0; v < VECTORS; ++v) upper[q][v] = lower[q][v] = I16::all(0);
   }
+  const int64_t portion = count > 0 ? (ahead.count + 4 * count - 1) / (4 * count) : 0;
   for (int p = 0; p < count; ++p) {
     for (int four = 0; four < 4; ++four) {
+      fetch(ahead, (4 * p + four) * portion, (4 * p + four + 1) * portion);
       const int64_t offset = layout.values() + four * layout.head_dim * 4 + first_code;
       Codes value[VECTORS];
       CHAIRLIFT_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
         value[v] = Codes::load(pages[p] + offset + v * kCodesBytes);
         keep_in_register(value[v]);
-        if (PREFETCH) prefetch_line(next[p] + offset + v * kCodesBytes);
       }
       CHAIRLIFT_UNROLL
       for (int q = 0; q < QUERIES; ++q) {
@@ -228,38 +250,34 @@ CHAIRLIFT_NOINLINE void mix_tile(const uint8_t* high, const uint8_t* low,
 
 template <int QUERIES>
 CHAIRLIFT_INLINE void mix_queries(const uint8_t* high, const uint8_t* low,
-                                  const uint8_t* const* pages, int count,
-                                  const uint8_t* const* next, const KvLayout& layout,
-                                  const float* keep, const float* add, float* sums,
-                                  int64_t stride) {
+                                  const uint8_t* const* pages, int count, Lines ahead,
+                                  const KvLayout& layout, const float* keep, const float* add,
+                                  float* sums, int64_t stride) {
   int64_t i = 0;
   for (; i + kMixVectors * kLanes <= layout.head_dim; i += kMixVectors * kLanes) {
-    if (next) {
-      mix_tile<QUERIES, kMixVectors, true>(high, low, pages, count, next, 4 * i, layout, keep, add,
-                                           sums + i, stride);
-    } else {
-      mix_tile<QUERIES, kMixVectors, false>(high, low, pages, count, pages, 4 * i, layout, keep,
-                                            add, sums + i, stride);
-    }
+    mix_tile<QUERIES, kMixVectors>(high, low, pages, count, ahead, 4 * i, layout, keep, add,
+                                   sums + i, stride);
+    ahead.count = 0;
   }
   for (; i < layout.head_dim; i += kLanes) {
-    mix_tile<QUERIES, 1, false>(high, low, pages, count, pages, 4 * i, layout, keep, add, sums + i,
-                                stride);
+    mix_tile<QUERIES, 1>(high, low, pages, count, ahead, 4 * i, layout, keep, add, sums + i,
+                         stride);
+    ahead.count = 0;
   }
 }
 
 template <int QUERIES>
 CHAIRLIFT_INLINE void mix_up_to(int64_t num_queries, const uint8_t* high, const uint8_t* low,
-                                const uint8_t* const* pages, int count, const uint8_t* const* next,
+                                const uint8_t* const* pages, int count, Lines ahead,
                                 const KvLayout& layout, const float* keep, const float* add,
                                 float* sums, int64_t stride) {
   if constexpr (QUERIES > 1) {
     if (num_queries < QUERIES) {
-      return mix_up_to<QUERIES - 1>(num_queries, high, low, pages, count, next, layout, keep, add,
+      return mix_up_to<QUERIES - 1>(num_queries, high, low, pages, count, ahead, layout, keep, add,
                                     sums, stride);
     }
   }
-  mix_queries<QUERIES>(high, low, pages, count, next, layout, keep, add, sums, stride);
+  mix_queries<QUERIES>(high, low, pages, count, ahead, layout, keep, add, sums, stride);
 }
 
 // -- softmax -------------------------------------------------------------------------------------
@@ -429,10 +447,9 @@ struct BatchRange {
   int64_t first_in_row;
 };
 
-// The pages of one head, here and in the group after this one.
+// The pages of one head.
 struct HeadPages {
   const uint8_t* at[kTileGroupPages];
-  const uint8_t* ahead[kTileGroupPages];
 };
 
 // Merges the group's maxima and totals into the state; fills `keep` and `add`.
@@ -476,7 +493,7 @@ CHAIRLIFT_INLINE void store_totals(GroupBatch& batch, int64_t num, int64_t dim, 
 
 CHAIRLIFT_INLINE void attend_batch(const chairlift_attention_int8& task, const KvTile& tile,
                                    int64_t group_heads, const BatchRange& range, int64_t group,
-                                   const HeadPages* heads, int count, bool has_next,
+                                   const HeadPages* heads, int count, Fetcher& fetcher,
                                    const KvState& state) {
   const KvLayout layout = {task.head_dim};
   const int64_t dim = task.head_dim, group_start = group * kGroupTokens;
@@ -493,25 +510,30 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention_int8& task, const K
   GroupBatch& batch = *state.batch;
   const int64_t base = range.first_head * head_queries + range.first;
   const int64_t num = range.num, total = range.num_heads * num;
+  // Shares of what is to be fetched, about as the phases share time.
+  const int64_t lines = fetcher.page_lines * (fetcher.num_pages - fetcher.index);
   int64_t num_steps = (num + kDotQueries - 1) / kDotQueries;
+  int64_t portion =
+      (lines * 5 / 16 + range.num_heads * num_steps - 1) / (range.num_heads * num_steps);
   for (int64_t head = 0; head < range.num_heads; ++head) {
     const HeadPages& pages = heads[range.first_head + head];
     int64_t q = 0;
     for (int64_t step = num_steps; step > 0; --step) {
       const int64_t size = (num - q + step - 1) / step, at = head * num + q;
       score_up_to<kDotQueries>(size, state.codes + (base + at) * dim, state.starts + base + at,
-                               state.factors + base + at, pages.at, count,
-                               has_next && q == 0 ? pages.ahead : nullptr, layout,
-                               batch.scores + at * kTileGroupTokens);
+                               state.factors + base + at, pages.at, count, fetcher.take(portion),
+                               layout, batch.scores + at * kTileGroupTokens);
       q += size;
     }
   }
 
   bool all_see = true;
+  portion = (lines * 4 / 16 + total - 1) / total;
   for (int64_t head = 0; head < range.num_heads; ++head) {
     const uint8_t* const* pages = heads[range.first_head + head].at;
     int64_t row = range.first_row, in_row = range.first_in_row;
     for (int64_t q = head * num; q < (head + 1) * num; ++q) {
+      fetch(fetcher.take(portion), 0, portion);
       const Span seen = seen_from(task, tile.first_position + row);
       const int64_t begin = seen.begin - group_start, end = seen.end - group_start;
       if (begin <= 0 && end >= kGroupTokens) {
@@ -544,6 +566,7 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention_int8& task, const K
   }
 
   num_steps = (num + kMixQueries - 1) / kMixQueries;
+  portion = (lines * 7 / 16 + range.num_heads * num_steps - 1) / (range.num_heads * num_steps);
   for (int64_t head = 0; head < range.num_heads; ++head) {
     const HeadPages& pages = heads[range.first_head + head];
     int64_t q = 0;
@@ -551,32 +574,39 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention_int8& task, const K
       const int64_t size = (num - q + step - 1) / step, at = head * num + q;
       mix_up_to<kMixQueries>(size, batch.high + at * kTileGroupTokens,
                              batch.low + at * kTileGroupTokens, pages.at, count,
-                             has_next && q == 0 ? pages.ahead : nullptr, layout, batch.keep + at,
-                             batch.add + at, sums + at * stride, stride);
+                             fetcher.take(portion), layout, batch.keep + at, batch.add + at,
+                             sums + at * stride, stride);
       q += size;
     }
   }
 }
 
-// Pages of each head of the tile, and those to fetch meanwhile.
-CHAIRLIFT_INLINE void point_to_heads(const chairlift_attention_int8& task, const KvTile& tile,
-                                     const GroupPages& pages, const GroupPages* next,
-                                     int64_t next_head, HeadPages* heads) {
-  const int64_t head_bytes = KvLayout{task.head_dim}.head_bytes();
+CHAIRLIFT_INLINE void point_to_heads(const KvTile& tile, const GroupPages& pages,
+                                     int64_t head_bytes, HeadPages* heads) {
   for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
-    const int64_t ahead = smaller_of(next_head + head, task.num_kv_heads - 1) * head_bytes;
     for (int j = 0; j < kTileGroupPages; ++j) {
-      const uint8_t* page = pages.page[smaller_of(j, pages.count - 1)];
-      heads[head].at[j] = page + (tile.first_kv_head + head) * head_bytes;
-      heads[head].ahead[j] =
-          next ? next->page[smaller_of(j, next->count - 1)] + ahead : heads[head].at[j];
+      heads[head].at[j] =
+          pages.page[smaller_of(j, pages.count - 1)] + (tile.first_kv_head + head) * head_bytes;
     }
   }
 }
 
+CHAIRLIFT_INLINE Fetcher fetch_from(const KvTile& tile, const GroupPages& pages,
+                                    int64_t head_bytes) {
+  Fetcher fetcher;
+  for (int j = 0; j < pages.count; ++j) {
+    fetcher.page[j] = pages.page[j] + tile.first_kv_head * head_bytes;
+  }
+  fetcher.num_pages = pages.count;
+  fetcher.page_lines = tile.num_kv_heads * head_bytes / kCodesBytes;
+  fetcher.index = fetcher.line = 0;
+  return fetcher;
+}
+
 void attend_tile(const chairlift_attention_int8& task, const KvTile& tile, const KvTile* following,
                  float* memory) {
-  const int64_t page_bytes = task.num_kv_heads * KvLayout{task.head_dim}.head_bytes();
+  const int64_t head_bytes = KvLayout{task.head_dim}.head_bytes();
+  const int64_t page_bytes = task.num_kv_heads * head_bytes;
   const int64_t group_heads = task.num_heads / task.num_kv_heads;
   const int64_t head_queries = tile.num_rows * group_heads;
   const int64_t batch_heads = head_queries < kBatchQueries ? kBatchQueries / head_queries : 1;
@@ -586,15 +616,14 @@ void attend_tile(const chairlift_attention_int8& task, const KvTile& tile, const
   GroupPages pages = locate_group(task, tile, tile.first_group, page_bytes), next;
   HeadPages heads[kKvTileHeads];
   for (int64_t group = tile.first_group; group <= last; ++group) {
-    int64_t next_head = tile.first_kv_head;
-    const bool has_next = group < last || following;
-    if (group < last) {
-      next = locate_group(task, tile, group + 1, page_bytes);
-    } else if (following) {
-      next = locate_group(task, *following, following->first_group, page_bytes);
-      next_head = following->first_kv_head;
+    const KvTile* next_tile = group < last ? &tile : following;
+    Fetcher fetcher = {};
+    if (next_tile) {
+      next = locate_group(task, *next_tile, group < last ? group + 1 : following->first_group,
+                          page_bytes);
+      fetcher = fetch_from(*next_tile, next, head_bytes);
     }
-    point_to_heads(task, tile, pages, has_next ? &next : nullptr, next_head, heads);
+    point_to_heads(tile, pages, head_bytes, heads);
     BatchRange range;
     for (range.first_head = 0; range.first_head < tile.num_kv_heads;
          range.first_head += batch_heads) {
@@ -602,15 +631,17 @@ void attend_tile(const chairlift_attention_int8& task, const KvTile& tile, const
       range.first_row = range.first_in_row = 0;
       for (range.first = 0; range.first < head_queries; range.first += kBatchQueries) {
         range.num = smaller_of(kBatchQueries, head_queries - range.first);
-        attend_batch(task, tile, group_heads, range, group, heads, pages.count,
-                     has_next && range.first == 0, state);
+        attend_batch(task, tile, group_heads, range, group, heads, pages.count, fetcher, state);
         for (range.first_in_row += range.num; range.first_in_row >= group_heads;
              range.first_in_row -= group_heads) {
           ++range.first_row;
         }
       }
     }
-    if (has_next) pages = next;
+    while (fetcher.index < fetcher.num_pages) {
+      fetch(fetcher.take(fetcher.page_lines), 0, fetcher.page_lines);
+    }
+    pages = next;
   }
   if (!tile.partials) finish_queries(task, tile, group_heads, state);
 }
@@ -653,7 +684,7 @@ int64_t read_pieces(const uint8_t* memory, int64_t stride, int64_t num_bytes, co
   I16 sum[4] = {I16::all(0), I16::all(0), I16::all(0), I16::all(0)};
   for (int64_t b = 0; b < num_blocks; ++b) {
     const uint8_t* piece = memory + blocks[b] * stride;
-    const uint8_t* next = memory + blocks[b + 1 < num_blocks ? b + 1 : b] * stride;
+    const uint8_t* next = memory + blocks[b + 2 < num_blocks ? b + 2 : b] * stride;
     for (int64_t i = 0; i + 4 * kCodesBytes <= num_bytes; i += 4 * kCodesBytes) {
       for (int v = 0; v < 4; ++v) {
         I16 lanes;

@@ -18,17 +18,12 @@ CHAIRLIFT_INLINE Codes repeat_bytes(const void* p) {
 
 // sum[i] += a[4i] b[4i] + ... + a[4i + 3] b[4i + 3] for bytes a >= 0 and signed bytes b
 CHAIRLIFT_INLINE I16 add_dots(I16 sum, Codes a, Codes b) {
-#if defined(CHAIRLIFT_DOT_VNNI) && defined(__GNUC__)
+#if defined(__GNUC__)
   // GCC copies accumulators to and fro around its own intrinsic.
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
   return sum;
-#elif defined(CHAIRLIFT_DOT_VNNI)
-  return {_mm512_dpbusd_epi32(sum.v, a.v, b.v)};
 #else
-  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(a.v, _mm512_set1_epi16(255)),
-                                         _mm512_srai_epi16(_mm512_slli_epi16(b.v, 8), 8));
-  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a.v, 8), _mm512_srai_epi16(b.v, 8));
-  return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+  return {_mm512_dpbusd_epi32(sum.v, a.v, b.v)};
 #endif
 }
 
@@ -143,6 +138,16 @@ CHAIRLIFT_INLINE void store_bytes(F16 x, uint8_t* high, uint8_t* low) {
 }
 
 #endif
+
+// Asks for a cache line to come to L2.  Few lines can be on their way to L1 at a time; those bound
+// for L2 keep memory twice as busy.
+CHAIRLIFT_INLINE void prefetch_line(const uint8_t* p) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p, 0, 2);
+#else
+  (void)p;
+#endif
+}
 
 // 256 high + low
 CHAIRLIFT_INLINE I16 join_bytes(const I16& high, const I16& low) {

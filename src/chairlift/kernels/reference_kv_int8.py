@@ -65,7 +65,7 @@ def quantise_heads(x: FloatArray) -> tuple[CodeArray, FloatArray]:
 def normalise_heads(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
     """RMS norm of [..., D], summed in sixteen lanes and then by halves, as the kernels do."""
     squares = (x * x).reshape(*x.shape[:-1], -1, 16)
-    lanes = np.zeros_like(squares[..., 0, :])
+    lanes: FloatArray = np.zeros_like(squares[..., 0, :])
     for step in range(squares.shape[-2]):
         lanes = lanes + squares[..., step, :]
     while lanes.shape[-1] > 1:
@@ -196,9 +196,9 @@ def attend(
     group = len(codes) // num_kv_heads
     query = codes.reshape(num_kv_heads, group, dim).astype(np.int64)
     factor = scales.reshape(num_kv_heads, group, 1) * (np.float32(scale) * LOG2_E)
-    largest = np.full((num_kv_heads, group), -np.inf, np.float32)
-    total = np.zeros((num_kv_heads, group), np.float32)
-    sums = np.zeros((num_kv_heads, group, dim), np.float32)
+    largest: FloatArray = np.full((num_kv_heads, group), -np.inf, np.float32)
+    total: FloatArray = np.zeros((num_kv_heads, group), np.float32)
+    sums: FloatArray = np.zeros((num_kv_heads, group, dim), np.float32)
     first_group = begin // GROUP_TOKENS * GROUP_TOKENS
     for start in range(first_group, end, GROUP_TOKENS):
         at = slice(max(begin, start), min(end, start + GROUP_TOKENS))

@@ -1,7 +1,7 @@
 """Attention over a cache of bytes in the native library: storing keys and values, and attending.
 
-The cache is opaque: uint8 [num_blocks, num_layers, piece_bytes], whose pieces the library cuts as it
-likes.  Whole blocks may be copied and swapped.
+The cache is opaque: uint8 [num_blocks, num_layers, piece_bytes], whose pieces the library cuts as
+it likes.  Whole blocks may be copied and swapped.
 """
 
 from __future__ import annotations
