@@ -4,11 +4,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <memory>
-#include <new>
+#include <string>
 
 #include "api.h"
 #include "dispatch.h"
+#include "linear_q8.h"
 #include "q8_layout.h"
 
 namespace chairlift {
@@ -239,35 +239,28 @@ void pack_panel(const chairlift_grouped_weights& w, const PackedQ8& header, int6
 
 // -- running -------------------------------------------------------------------------------------
 
-// Memory that a thread's calls reuse; null if there is none left.
-class RowBuffer {
- public:
-  uint8_t* get(int64_t num_bytes) {
-    constexpr int64_t kAlignment = 64;
-    if (num_bytes > num_bytes_) {
-      num_bytes_ = 0;
-      memory_.reset(new (std::nothrow) uint8_t[static_cast<size_t>(num_bytes + kAlignment)]);
-      if (!memory_) return nullptr;
-      num_bytes_ = num_bytes;
-    }
-    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.get());
-    return reinterpret_cast<uint8_t*>((address + kAlignment - 1) / kAlignment * kAlignment);
-  }
-
- private:
-  std::unique_ptr<uint8_t[]> memory_;
-  int64_t num_bytes_ = 0;
-};
-
-void quantize(ThreadPool& threads, const Q8Kernels& kernels, const float* x, int64_t rows,
-              int64_t width, int64_t group, uint8_t* records) {
+// False if a thread had no memory for its scratch.
+bool quantize(ThreadPool& threads, const Q8Kernels& kernels, const Q8Input& input, int64_t width,
+              int64_t group, uint8_t* records) {
+  const int64_t rows = input.num_rows;
   const int64_t chunk = std::max<int64_t>(1, kFloatsPerQuantizeItem / width);
   const int64_t row_bytes = group_row_bytes(width, group);
+  std::atomic<bool> has_memory{true};
   threads.for_each(divide_up(rows, chunk), [&](int64_t item) {
-    const int64_t first = item * chunk;
-    kernels.quantize_rows(x + first * width, std::min(chunk, rows - first), width, group,
-                          records + first * row_bytes);
+    const int64_t first = item * chunk, count = std::min(chunk, rows - first);
+    const float* x = input.x + first * width;
+    if (input.norm) {
+      float* normed = thread_scratch(static_cast<size_t>(count * width));
+      if (!normed) {
+        has_memory = false;
+        return;
+      }
+      kernels.rms_norm(x, input.norm, input.eps, count, width, normed);
+      x = normed;
+    }
+    kernels.quantize_rows(x, count, width, group, records + first * row_bytes);
   });
+  return has_memory;
 }
 
 // Cuts the task into tiles and runs them; false if a thread had no memory for its scratch.
@@ -304,11 +297,6 @@ bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Tas
   return has_memory;
 }
 
-const PackedQ8* as_packed(const void* packed) {
-  const PackedQ8* header = static_cast<const PackedQ8*>(packed);
-  return header->magic == kPackedQ8Magic ? header : nullptr;
-}
-
 // Rounds on every thread at once, in 1e9 products per second together; the best of a few.
 double measure_dot(ThreadPool& threads, const Q8Kernels& kernels) {
   using Clock = std::chrono::steady_clock;
@@ -328,16 +316,95 @@ double measure_dot(ThreadPool& threads, const Q8Kernels& kernels) {
 
 thread_local RowBuffer input_rows, gated_rows;
 
+// -- reading back --------------------------------------------------------------------------------
+
+float half_to_float(uint16_t half) {  // of a finite number
+  const int exponent = half >> 10 & 0x1f, fraction = half & 0x3ff;
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(fraction), -24)
+                              : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+  return half & 0x8000 ? -magnitude : magnitude;
+}
+
+// The weights of one output, as floats [in_features].
+void unpack_column(const PackedQ8& w, int64_t output, float* out) {
+  const int64_t panel = output / kQ8PanelColumns, column = output % kQ8PanelColumns;
+  const int64_t vectors = panel_vectors(w, panel), steps = w.stored_bits;
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(&w) + panel_offset(w, panel);
+  const uint8_t* scales = codes + panel_code_bytes(w, static_cast<int>(vectors));
+  const auto scale_at = [&](int64_t row) {
+    const int64_t at = row * vectors * kQ8Lanes + column;
+    if (w.half_scales) {
+      uint16_t half;
+      std::memcpy(&half, scales + at * 2, 2);
+      return half_to_float(half);
+    }
+    float scale;
+    std::memcpy(&scale, scales + at * 4, 4);
+    return scale;
+  };
+  const bool has_minimum = w.form == Q8Form::kMinimum;
+  const int zero_point = has_minimum ? 0 : w.form == Q8Form::kZeroPoint && steps == 4 ? 8 : 128;
+  float scale = 0, minimum = 0;
+  for (int64_t k = 0; k < w.in_features; ++k) {
+    if (k % w.group_size == 0) {
+      const int64_t group = w.form == Q8Form::kChannel ? 0 : k / w.group_size;
+      scale = scale_at(has_minimum ? 2 * group : group);
+      if (has_minimum) minimum = scale_at(2 * group + 1);
+    }
+    const int64_t block = k / kQ8BlockDepth, step = k % kQ8BlockDepth / 4;
+    const int64_t vector = (block * steps + step % steps) * vectors + column / kQ8Lanes;
+    int code = codes[vector * 64 + column % kQ8Lanes * 4 + k % 4];
+    if (steps == 4) code = step < 4 ? code & 15 : code >> 4;
+    out[k] = scale * static_cast<float>(code - zero_point) + minimum;
+  }
+}
+
 }  // namespace
+
+const PackedQ8* as_packed(const void* packed) {
+  const PackedQ8* header = static_cast<const PackedQ8*>(packed);
+  return header->magic == kPackedQ8Magic ? header : nullptr;
+}
+
+int32_t linear_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& linear,
+                  const float* residual, float* out) {
+  const Q8Kernels& kernels = *chairlift::kernels().q8;
+  const PackedQ8& w = *linear.weight;
+  const int64_t width = w.in_features, group = w.activation_group;
+  uint8_t* records = input_rows.get(input.num_rows * group_row_bytes(width, group));
+  if (!records || !quantize(threads, kernels, input, width, group, records)) return out_of_memory();
+  const LinearQ8Task task = {records, &w, linear.bias, residual, out, nullptr, 0,
+                             kernels.unpack_rows};
+  return run_linear(threads, kernels, task, input.num_rows) ? CHAIRLIFT_OK : out_of_memory();
+}
+
+int32_t mlp_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& gate_up,
+               const Q8Linear& down, const float* residual, float* out) {
+  const Q8Kernels& kernels = *chairlift::kernels().q8;
+  const PackedQ8 &first = *gate_up.weight, &second = *down.weight;
+  const int64_t rows = input.num_rows, width = first.in_features, group = first.activation_group;
+  const int64_t inner = second.in_features, inner_group = second.activation_group;
+  uint8_t* records = input_rows.get(rows * group_row_bytes(width, group));
+  uint8_t* gated = gated_rows.get(rows * group_row_bytes(inner, inner_group));
+  if (!records || !gated || !quantize(threads, kernels, input, width, group, records)) {
+    return out_of_memory();
+  }
+  const LinearQ8Task gate = {records, &first, gate_up.bias, nullptr,
+                             nullptr, gated,  inner_group,  kernels.unpack_rows};
+  const LinearQ8Task project = {gated, &second, down.bias, residual,
+                                out,   nullptr, 0,         kernels.unpack_rows};
+  const bool done =
+      run_linear(threads, kernels, gate, rows) && run_linear(threads, kernels, project, rows);
+  return done ? CHAIRLIFT_OK : out_of_memory();
+}
+
 }  // namespace chairlift
 
 using chairlift::as_packed;
-using chairlift::group_row_bytes;
 using chairlift::invalid;
-using chairlift::LinearQ8Task;
 using chairlift::out_of_memory;
 using chairlift::PackedQ8;
-using chairlift::Q8Kernels;
 
 extern "C" {
 
@@ -361,21 +428,29 @@ int32_t chairlift_linear_q8_pack(chairlift_pool* pool, const chairlift_grouped_w
 
 int32_t chairlift_linear_q8(chairlift_pool* pool, const float* x, int64_t rows, const void* packed,
                             const float* bias, const float* residual, float* out) {
+  return chairlift_norm_linear_q8(pool, x, rows, nullptr, 0.0f, packed, bias, residual, out);
+}
+
+int32_t chairlift_norm_linear_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                 const float* norm, float eps, const void* packed,
+                                 const float* bias, const float* residual, float* out) {
   if (!pool || !x || !packed || !out) return invalid("linear_q8: a pointer is null");
   const PackedQ8* weight = as_packed(packed);
   if (!weight) return invalid("linear_q8: these weights were not packed by this library");
   if (rows < 0) return invalid("linear_q8: rows is negative");
-  const Q8Kernels& kernels = *chairlift::kernels().q8;
-  const int64_t width = weight->in_features, group = weight->activation_group;
-  uint8_t* records = chairlift::input_rows.get(rows * group_row_bytes(width, group));
-  if (!records) return out_of_memory();
-  chairlift::quantize(pool->threads, kernels, x, rows, width, group, records);
-  const LinearQ8Task task = {records, weight, bias, residual, out, nullptr, 0, kernels.unpack_rows};
-  return chairlift::run_linear(pool->threads, kernels, task, rows) ? CHAIRLIFT_OK : out_of_memory();
+  return chairlift::linear_q8(pool->threads, {x, rows, norm, eps}, {weight, bias}, residual, out);
 }
 
 int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows, const void* gate_up,
                          const void* down, const float* residual, float* out) {
+  return chairlift_norm_mlp_q8(pool, x, rows, nullptr, 0.0f, gate_up, nullptr, down, nullptr,
+                               residual, out);
+}
+
+int32_t chairlift_norm_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows, const float* norm,
+                              float eps, const void* gate_up, const float* gate_up_bias,
+                              const void* down, const float* down_bias, const float* residual,
+                              float* out) {
   if (!pool || !x || !gate_up || !down || !out) return invalid("mlp_q8: a pointer is null");
   const PackedQ8 *first = as_packed(gate_up), *second = as_packed(down);
   if (!first || !second) return invalid("mlp_q8: these weights were not packed by this library");
@@ -384,20 +459,29 @@ int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows, con
     return invalid("mlp_q8: gate_up must be interleaved and twice as wide as down reads");
   }
   if (rows < 0) return invalid("mlp_q8: rows is negative");
-  const Q8Kernels& kernels = *chairlift::kernels().q8;
-  const int64_t width = first->in_features, group = first->activation_group;
-  const int64_t inner = second->in_features, inner_group = second->activation_group;
-  uint8_t* records = chairlift::input_rows.get(rows * group_row_bytes(width, group));
-  uint8_t* gated = chairlift::gated_rows.get(rows * group_row_bytes(inner, inner_group));
-  if (!records || !gated) return out_of_memory();
-  chairlift::quantize(pool->threads, kernels, x, rows, width, group, records);
-  const LinearQ8Task gate = {records, first, nullptr,     nullptr,
-                             nullptr, gated, inner_group, kernels.unpack_rows};
-  const LinearQ8Task project = {gated, second,  nullptr, residual,
-                                out,   nullptr, 0,       kernels.unpack_rows};
-  const bool done = chairlift::run_linear(pool->threads, kernels, gate, rows) &&
-                    chairlift::run_linear(pool->threads, kernels, project, rows);
-  return done ? CHAIRLIFT_OK : out_of_memory();
+  return chairlift::mlp_q8(pool->threads, {x, rows, norm, eps}, {first, gate_up_bias},
+                           {second, down_bias}, residual, out);
+}
+
+int32_t chairlift_rows_q8(chairlift_pool* pool, const void* packed, const int32_t* ids,
+                          int64_t num_ids, float* out) {
+  if (!pool || !packed || !ids || !out) return invalid("rows_q8: a pointer is null");
+  const PackedQ8* weight = as_packed(packed);
+  if (!weight) return invalid("rows_q8: these weights were not packed by this library");
+  if (weight->interleave != 0) return invalid("rows_q8: the rows of this matrix are interleaved");
+  for (int64_t i = 0; i < num_ids; ++i) {
+    if (ids[i] < 0 || ids[i] >= weight->out_features) {
+      return invalid("rows_q8: row " + std::to_string(ids[i]) + " is not in the matrix");
+    }
+  }
+  constexpr int64_t kRowsPerItem = 8;
+  pool->threads.for_each(chairlift::divide_up(num_ids, kRowsPerItem), [&](int64_t item) {
+    const int64_t end = std::min(num_ids, (item + 1) * kRowsPerItem);
+    for (int64_t i = item * kRowsPerItem; i < end; ++i) {
+      chairlift::unpack_column(*weight, ids[i], out + i * weight->in_features);
+    }
+  });
+  return CHAIRLIFT_OK;
 }
 
 int32_t chairlift_quantize_rows(chairlift_pool* pool, const float* x, int64_t rows, int64_t width,
@@ -407,8 +491,9 @@ int32_t chairlift_quantize_rows(chairlift_pool* pool, const float* x, int64_t ro
   if (group_size != 32 && group_size != 64) {
     return invalid("quantize_rows: group_size must be 32 or 64");
   }
-  chairlift::quantize(pool->threads, *chairlift::kernels().q8, x, rows, width, group_size, records);
-  return CHAIRLIFT_OK;
+  const bool done = chairlift::quantize(pool->threads, *chairlift::kernels().q8,
+                                        {x, rows, nullptr, 0.0f}, width, group_size, records);
+  return done ? CHAIRLIFT_OK : out_of_memory();
 }
 
 double chairlift_measure_int8_dot(chairlift_pool* pool) {

@@ -124,6 +124,22 @@ CHAIRLIFT_API int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int
                                        const void* gate_up, const void* down,
                                        const float* residual, float* out);
 
+// The same on norm(x) = x / sqrt(mean(x^2) + eps) * norm, row by row; `norm` [in_features] may be
+// null, and so may biases.  That of `gate_up` is interleaved like its rows.
+CHAIRLIFT_API int32_t chairlift_norm_linear_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                               const float* norm, float eps, const void* packed,
+                                               const float* bias, const float* residual,
+                                               float* out);
+CHAIRLIFT_API int32_t chairlift_norm_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                            const float* norm, float eps, const void* gate_up,
+                                            const float* gate_up_bias, const void* down,
+                                            const float* down_bias, const float* residual,
+                                            float* out);
+
+// out[num_ids, in_features] = rows `ids` of a packed matrix that is not interleaved.
+CHAIRLIFT_API int32_t chairlift_rows_q8(chairlift_pool* pool, const void* packed,
+                                        const int32_t* ids, int64_t num_ids, float* out);
+
 // Rows of ceil(width / group_size) records, one after the other: group_size codes (int8), scale
 // (float), scale * sum of the codes (float), their sum (int32), that of the first half (int32).
 // Scales are the largest magnitude / 127, rounded to eleven bits; a group that is not finite has a
@@ -242,6 +258,29 @@ typedef struct chairlift_attention_int8 {
 // 16 bits within groups of 64 positions, and meet the values' bytes in exact integers.
 CHAIRLIFT_API int32_t chairlift_paged_attention_int8(chairlift_pool* pool,
                                                      const chairlift_attention_int8* task);
+
+// -- half of a layer -----------------------------------------------------------------------------
+
+typedef struct chairlift_attention_block {
+  int64_t struct_size;  // sizeof(chairlift_attention_block), checked
+
+  const float* x;            // [num_tokens, hidden], dense
+  float* out;                // the same shape, not `x`
+  const float* norm;         // [hidden]
+  const void* qkv;           // packed; queries, keys and values below each other
+  const float* qkv_bias;     // may be null
+  const void* output;        // packed
+  const float* output_bias;  // may be null
+
+  // What is left out is computed in between: `qkv`, `query`, `query_scales`, and `out` of the
+  // second.  `store.norm_eps` is that of `norm` too.
+  chairlift_qkv_to_cache store;
+  chairlift_attention_int8 attention;
+} chairlift_attention_block;
+
+// out = x + W_o attention(rope(W_qkv norm(x))); stores the keys and values of all tokens first.
+CHAIRLIFT_API int32_t chairlift_attention_block_int8(chairlift_pool* pool,
+                                                     const chairlift_attention_block* block);
 
 // 1e9 bytes per second at which all threads together read `num_bytes` of each of the blocks.
 CHAIRLIFT_API double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory,

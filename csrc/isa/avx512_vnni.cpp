@@ -4,10 +4,10 @@
 
 #include "../ops/attention_int8.h"
 #include "../ops/linear_q8.h"
+#include "../ops/rms_norm.h"
 
 namespace chairlift {
 
-extern const Q8Kernels kAvx512VnniQ8Kernels = {quantize_rows, linear_q8, dot_burst, kUnpackRows,
-                                               &kKvKernels};
+extern const Q8Kernels kAvx512VnniQ8Kernels = {rms_norm_rows, quantize_rows, linear_q8, dot_burst, kUnpackRows, &kKvKernels};
 
 }  // namespace chairlift

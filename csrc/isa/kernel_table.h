@@ -93,6 +93,8 @@ int64_t attention_int8_scratch_floats(const chairlift_attention_int8& task, cons
 
 // The ops on bytes, which have instruction sets of their own.
 struct Q8Kernels {
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t num_rows, int64_t width,
+                   float* out);
   // Rows of floats to rows of records.
   void (*quantize_rows)(const float* x, int64_t num_rows, int64_t width, int64_t group_size,
                         uint8_t* records);

@@ -6,15 +6,20 @@ The memory plan comes before the weights: a setting that does not fit is an erro
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chairlift.config import EngineConfig
 from chairlift.core.preemption_cost import PreemptionCost
 from chairlift.engine.generation_defaults import GenerationDefaults, read_generation_defaults
-from chairlift.engine.resolved_config import ResolvedConfig, resolve_config
+from chairlift.engine.resolved_config import (
+    ResolvedConfig,
+    choose_num_threads,
+    resolve_config,
+)
+from chairlift.kernels.interface import Kernels, KvBlockFormat
 from chairlift.kernels.registry import create_kernels
 from chairlift.machine import inspect_machine
 from chairlift.models.decoder import load_decoder
@@ -60,12 +65,18 @@ def load_model(
         defaults = read_generation_defaults(checkpoint.kind, checkpoint.metadata)
         tokenizer = _open_tokenizer(checkpoint, defaults)
         tokenizer.check_vocab_size(config.vocab_size)
+        machine = inspect_machine()
+        kernels = create_kernels(asked.kernels, choose_num_threads(asked, machine))
+        block = kv_block(asked, config, kernels)
         resolved = resolve_config(
-            asked, config, inspect_machine(), weights_bytes=weights_bytes(checkpoint)
+            asked,
+            config,
+            machine,
+            block_bytes=block.num_bytes,
+            weights_bytes=weights_bytes(checkpoint, config, kernels),
         )
         for reason in resolved.reasons:
             logger.info("%s", reason)
-        kernels = create_kernels(asked.kernels, resolved.num_threads)
         decoder = load_decoder(
             config,
             checkpoint,
@@ -75,9 +86,8 @@ def load_model(
         )
     memory = resolved.memory
     kv_cache = KVCache(
-        config,
+        block,
         num_blocks=memory.num_blocks,
-        block_size=memory.block_size,
         num_swap_blocks=memory.num_swap_blocks,
         swap_path=asked.swap_path,
     )
@@ -109,14 +119,32 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     )
 
 
-def weights_bytes(checkpoint: Checkpoint) -> int:
-    """float32 weights as they will lie in memory: a tied head is packed a second time."""
-    names: Mapping[str, Any] = dict.fromkeys(checkpoint.names())
-    tied = 0
-    if "output.weight" not in names and "token_embd.weight" in names:
-        rows, columns = checkpoint.shape("token_embd.weight")
-        tied = 4 * rows * columns
-    return checkpoint.num_bytes + tied
+def kv_block(asked: EngineConfig, config: ModelConfig, kernels: Kernels) -> KvBlockFormat:
+    """How the kernels store a block of the KV cache.  Raises `ConfigError` if they cannot."""
+    return kernels.kv_block(
+        config.num_layers, config.num_kv_heads, config.head_dim, asked.block_size
+    )
+
+
+def weights_bytes(checkpoint: Checkpoint, config: ModelConfig, kernels: Kernels) -> int:
+    """Weights as they will lie in memory, computed without loading any."""
+    names = set(checkpoint.names())
+    total = sum(_tensor_bytes(checkpoint, name, kernels) for name in names)
+    is_tied = config.tied_head or "output.weight" not in names
+    if not is_tied or "token_embd.weight" not in names:
+        return total
+    if "output.weight" in names:  # a second copy, which is ignored
+        total -= _tensor_bytes(checkpoint, "output.weight", kernels)
+    # The embedding table is the head, or a table of floats beside it.
+    keeps_table = not kernels.packs_quantised
+    return total + keeps_table * _tensor_bytes(checkpoint, "token_embd.weight", kernels)
+
+
+def _tensor_bytes(checkpoint: Checkpoint, name: str, kernels: Kernels) -> int:
+    shape = checkpoint.shape(name)
+    if len(shape) != 2:
+        return 4 * math.prod(shape)
+    return kernels.matrix_bytes(shape[0], shape[1], checkpoint.group_form(name))
 
 
 def _measure_cost(runner: ModelRunner, kv_cache: KVCache, num_swap_blocks: int) -> PreemptionCost:

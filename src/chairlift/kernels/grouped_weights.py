@@ -11,7 +11,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.kernels.interface import FloatArray
+FloatArray = NDArray[np.float32]
+
+_SLICE_ELEMENTS = 1 << 20
+_HUGE = np.float16(np.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupForm:
+    """What a quantised matrix takes in memory, known before it is read."""
+
+    bits: int
+    """4 or 8."""
+    group_size: int
+    """16 or 32."""
+    has_minimum: bool
+    """False: all minima of a row are the same multiple of its scales, a zero point."""
+    half_scales: bool
+    """Scales and minima are numbers of half precision."""
+
+
+QUANTISED_FLOATS = GroupForm(bits=8, group_size=32, has_minimum=False, half_scales=True)
+"""What `quantise_matrix` gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +66,48 @@ class GroupedWeights:
             scales * self.codes.astype(np.float32)
             + self.mins.repeat(size, axis=1)[:, : self.in_features]
         )
+
+
+def quantise_matrix(matrix: FloatArray) -> GroupedWeights:
+    """A float matrix [N, K] as signed bytes in groups of 32, their zero point 128.
+
+    Scales are numbers of half precision, rounded up so that no code is cut off, as far as these
+    reach.
+    """
+    size = QUANTISED_FLOATS.group_size
+    num_rows, width = matrix.shape
+    num_groups = -(-width // size)
+    codes = np.full((num_rows, num_groups * size), 128, np.uint8)
+    scales = np.zeros((num_rows, num_groups), np.float32)
+    step = max(1, _SLICE_ELEMENTS // max(1, width))
+    for start in range(0, num_rows, step):
+        part = slice(start, start + step)
+        groups = np.zeros((len(matrix[part]), num_groups, size), np.float32)
+        groups.reshape(len(groups), -1)[:, :width] = matrix[part]
+        _quantise_groups(groups, codes[part].reshape(groups.shape), scales[part])
+    return GroupedWeights(
+        codes=np.ascontiguousarray(codes[:, :width]),
+        scales=scales,
+        mins=scales * np.float32(-128),
+        bits=8,
+        group_size=size,
+    )
+
+
+def _quantise_groups(groups: FloatArray, codes: NDArray[np.uint8], scales: FloatArray) -> None:
+    """Codes of [n, G, size] and scales of [n, G], written in place."""
+    # A damaged file may hold infinities: their groups become not-a-number, without a warning.
+    with np.errstate(all="ignore"):
+        largest = np.abs(groups).max(axis=2)
+        half = (largest / np.float32(127)).astype(np.float16)
+        half = np.where(half.astype(np.float32) * 127 < largest, np.nextafter(half, _HUGE), half)
+        scale = half.astype(np.float32)
+        scale = np.where(np.isfinite(scale), scale, largest / np.float32(127))
+        is_finite = np.isfinite(scale)
+        inverse = np.where(is_finite & (scale > 0), np.float32(1) / scale, np.float32(0))
+        rounded = np.rint(np.where(is_finite[:, :, None], groups, 0) * inverse[:, :, None])
+        scales[...] = np.where(is_finite, scale, np.float32(np.nan))
+    codes[...] = (rounded + np.float32(128)).astype(np.uint8)
 
 
 def stack_weights(parts: Sequence[GroupedWeights]) -> GroupedWeights:

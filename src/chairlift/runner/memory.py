@@ -83,12 +83,15 @@ def plan_memory(
     model: ModelConfig,
     machine: Machine,
     *,
+    block_bytes: int,
     weights_bytes: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
 ) -> MemoryPlan:
-    """Divide the machine's memory.  Raises `ConfigError`, with the setting that would fit."""
-    block_bytes = model.kv_bytes_per_token * asked.block_size
+    """Divide the machine's memory.  Raises `ConfigError`, with the setting that would fit.
+
+    `block_bytes` and `weights_bytes` are what the kernels make of a block and of the weights.
+    """
     wanted_len = asked.max_model_len or model.max_position
     if wanted_len > model.max_position:
         raise ConfigError(

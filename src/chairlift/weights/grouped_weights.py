@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from chairlift.errors import ModelFileError
-from chairlift.kernels.grouped_weights import GroupedWeights
+from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
 from chairlift.weights import dequantize as blocks_of
 from chairlift.weights.dequantize import F32, U8
 from chairlift.weights.ggml_type import GGMLType
@@ -50,6 +50,20 @@ def group_weights(raw: U8, type: GGMLType, shape: tuple[int, int]) -> GroupedWei
         mins=mins.reshape(out_features, -1),
         bits=bits,
         group_size=group_size,
+    )
+
+
+def group_form(type: GGMLType) -> GroupForm | None:
+    """What a matrix of this type will be as grouped weights; None if it has no groups."""
+    if type not in _UNPACK:
+        return None
+    bits, group_size, _ = _UNPACK[type]
+    return GroupForm(
+        bits=bits,
+        group_size=group_size,
+        has_minimum=type in _WITH_MINIMUM,
+        # Types of 256 weights have a scale of scales.
+        half_scales=type.block_size == 32,
     )
 
 
@@ -161,3 +175,5 @@ _UNPACK: dict[GGMLType, tuple[int, int, _Unpack]] = {
     GGMLType.IQ4_NL: (8, 32, _iq4_nl),
     GGMLType.IQ4_XS: (8, 32, _iq4_xs),
 }
+
+_WITH_MINIMUM = (GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q2_K, GGMLType.Q4_K, GGMLType.Q5_K)

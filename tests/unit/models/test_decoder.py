@@ -49,7 +49,9 @@ def logits_of(path: Path, kernels: str) -> NDArray[np.float32]:
 
 def forward(model: Decoder) -> NDArray[np.float32]:
     count = len(TOKEN_IDS)
-    cache = KVCache(model.config, num_blocks=8, block_size=16)
+    config = model.config
+    block = model.kernels.kv_block(config.num_layers, config.num_kv_heads, config.head_dim, 16)
+    cache = KVCache(block, num_blocks=8)
     item = ScheduledRequest("", "prefill", 0, count, [7, 3, 1, 0, 2, 5], False)
     layout = build_layout([item], 16)
     hidden = model.forward(np.array(TOKEN_IDS, np.int32), layout, cache.blocks)

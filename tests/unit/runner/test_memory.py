@@ -32,7 +32,8 @@ MODEL = ModelConfig(
     rope_interleaved=False,
 )
 WEIGHTS = 200 * MIB
-BLOCK = 16 * MODEL.kv_bytes_per_token  # 256 KiB
+TOKEN = MODEL.kv_bytes_per_token
+BLOCK = 16 * TOKEN  # 256 KiB
 
 
 def machine(free: int, total: int | None = None) -> Machine:
@@ -57,6 +58,7 @@ def plan(
         EngineConfig(**options),
         MODEL,
         machine(free, total),
+        block_bytes=options.get("block_size", 16) * TOKEN,
         weights_bytes=weights,
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
