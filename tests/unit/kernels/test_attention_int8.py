@@ -292,10 +292,11 @@ def test_a_split_context_gives_the_same_bits(
     isa: str, library: NativeLibrary, num_threads: int, window: int | None
 ) -> None:
     """One thread never splits; more split one long sequence among them, at other places each."""
-    case = Int8Case(make_ops(NativeKernels(1)), make_spec(6, 2, 64, window), [1500])
+    alone, team = NativeKernels(1), NativeKernels(num_threads)  # they own the threads
+    case = Int8Case(make_ops(alone), make_spec(6, 2, 64, window), [1500])
     case.run([(0, 0, 1495)])
     expected = case.run([(0, 1495, 1500)])
-    case.ops = make_ops(NativeKernels(num_threads))
+    case.ops = make_ops(team)
     np.testing.assert_array_equal(case.run([(0, 1495, 1500)]), expected)
     np.testing.assert_array_equal(case.run([(0, 1499, 1500)]), expected[-1:])
 

@@ -92,6 +92,8 @@ class QuantizedQueries:
 class KvInt8Ops:
     """The ops on a cache of bytes of a loaded library, run by the threads of `pool`.
 
+    Whoever made the pool keeps it alive.
+
     Args:
         block_size: tokens of a block, a multiple of 16.
     """
