@@ -172,6 +172,22 @@ def test_gguf_logits_equal_those_of_the_folder(
     assert np.abs(expected).max() > 1
 
 
+@pytest.mark.parametrize("variant", ["llama_linear", "llama_biases", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", [Types.F32, Types.F16, Types.Q8_0, Types.Q4_1, Types.Q5_0])
+def test_bytes_are_close_to_the_same_weights_in_float32(
+    variant: str, kind: Types, tmp_path: Path
+) -> None:
+    """Whatever the file's type; tied and untied heads, biases, norms on heads, a window.
+
+    Catches a part left out; details are for the kernels' own tests.
+    """
+    write_gguf(tmp_path / "model.gguf", variant, kind)
+    got = logits_of(tmp_path / "model.gguf", "int8")
+    expected = logits_of(tmp_path / "model.gguf", "reference")
+    spread = expected.std(axis=1, keepdims=True)
+    assert np.abs((got - expected) / spread).mean() < 0.07
+
+
 def test_the_order_of_rows_matters(tmp_path: Path) -> None:
     """The comparison above could not pass with the rows of q as they are in the folder."""
 
