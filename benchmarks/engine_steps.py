@@ -4,7 +4,7 @@ where a step's time goes; then whole generations.
     python benchmarks/engine_steps.py steps [--model smollm2] [--kernels native int8]
     python benchmarks/engine_steps.py generate [--requests 32 --input-len 512 --output-len 128]
 
-Kinds of kernels take turns, and the best of a few rounds counts: other processes only ever add time.
+Kinds of kernels take turns, and the best of a few rounds counts: other processes only add time.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def measure_steps(arguments: argparse.Namespace) -> None:
         assert models[name].resolved.memory.num_blocks >= blocks
         # Every page is written once, or the first steps would read the system's page of zeros.
         models[name].runner.kv_cache.blocks[:blocks] = 1
-    print(f"{'step':16}{'kernels':>10}{'ms':>9}  {'embed':>7}{'attention':>10}{'mlp':>8}{'head':>8}")
+    titles = "".join(
+        f"{part:>10}" for part in ("kernels", "ms", "embed", "attention", "mlp", "head")
+    )
+    print(f"{'step':16}{titles}")
     cases = [(f"decode {n}", [(1, CONTEXT)] * n, n) for n in BATCHES]
     cases.append((f"prefill {PREFILL}", [(PREFILL, PREFILL)], 1))
     for label, chunks, num_logits in cases:
@@ -109,8 +112,8 @@ def measure_steps(arguments: argparse.Namespace) -> None:
         for name, seconds in best(steps, arguments.rounds).items():
             ms = {part: 1e3 * value for part, value in seconds.items()}
             print(
-                f"{label:16}{name:>10}{ms['step']:9.2f}  {ms['embed']:7.2f}{ms['attention']:10.2f}"
-                f"{ms['mlp']:8.2f}{ms['head']:8.2f}"
+                f"{label:16}{name:>10}{ms['step']:10.2f}{ms['embed']:10.2f}{ms['attention']:10.2f}"
+                f"{ms['mlp']:10.2f}{ms['head']:10.2f}"
             )
 
 

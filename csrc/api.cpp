@@ -1,4 +1,6 @@
 // The C functions: arguments are checked here, cut into items and shared among the threads.
+#include "api.h"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -7,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "api.h"
 #include "dispatch.h"
 
 namespace chairlift {

@@ -374,8 +374,8 @@ int32_t linear_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& lin
   const int64_t width = w.in_features, group = w.activation_group;
   uint8_t* records = input_rows.get(input.num_rows * group_row_bytes(width, group));
   if (!records || !quantize(threads, kernels, input, width, group, records)) return out_of_memory();
-  const LinearQ8Task task = {records, &w, linear.bias, residual, out, nullptr, 0,
-                             kernels.unpack_rows};
+  const LinearQ8Task task = {records, &w,      linear.bias, residual,
+                             out,     nullptr, 0,           kernels.unpack_rows};
   return run_linear(threads, kernels, task, input.num_rows) ? CHAIRLIFT_OK : out_of_memory();
 }
 

@@ -118,11 +118,11 @@ CHAIRLIFT_API int32_t chairlift_linear_q8(chairlift_pool* pool, const float* x, 
                                           const void* packed, const float* bias,
                                           const float* residual, float* out);
 
-// out = q(silu(gate) * up) W_down^T + residual, with gate and up from q(x); `gate_up` is packed with
-// an interleave.
+// out = q(silu(gate) * up) W_down^T + residual, with gate and up from q(x); `gate_up` is packed
+// with an interleave.
 CHAIRLIFT_API int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows,
-                                       const void* gate_up, const void* down,
-                                       const float* residual, float* out);
+                                       const void* gate_up, const void* down, const float* residual,
+                                       float* out);
 
 // The same on norm(x) = x / sqrt(mean(x^2) + eps) * norm, row by row; `norm` [in_features] may be
 // null, and so may biases.  That of `gate_up` is interleaved like its rows.

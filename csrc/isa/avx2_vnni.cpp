@@ -8,6 +8,7 @@
 
 namespace chairlift {
 
-extern const Q8Kernels kAvxVnniQ8Kernels = {rms_norm_rows, quantize_rows, linear_q8, dot_burst, kUnpackRows, &kKvKernels};
+extern const Q8Kernels kAvxVnniQ8Kernels = {rms_norm_rows, quantize_rows, linear_q8,
+                                            dot_burst,     kUnpackRows,   &kKvKernels};
 
 }  // namespace chairlift

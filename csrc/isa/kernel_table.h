@@ -36,8 +36,9 @@ struct AttentionTile {
   int64_t first_position;  // of first_row in its sequence
 };
 
-// A linear layer on quantised rows.  Plain: out = x W^T + bias + residual.  Gated, for weights packed
-// with an interleave: silu(gate) * up, quantised in groups of `gated_group` and in no other form.
+// A linear layer on quantised rows.  Plain: out = x W^T + bias + residual.  Gated, for weights
+// packed with an interleave: silu(gate) * up, quantised in groups of `gated_group` and in no other
+// form.
 struct LinearQ8Task {
   const uint8_t* rows;     // records of weight->activation_group, see q8_layout.h
   const PackedQ8* weight;  // panels follow

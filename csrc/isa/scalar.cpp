@@ -7,7 +7,8 @@
 
 namespace chairlift {
 
-extern const Q8Kernels kScalarQ8Kernels = {rms_norm_rows, quantize_rows, linear_q8, dot_burst, kUnpackRows, &kKvKernels};
+extern const Q8Kernels kScalarQ8Kernels = {rms_norm_rows, quantize_rows, linear_q8,
+                                           dot_burst,     kUnpackRows,   &kKvKernels};
 extern const KernelTable kScalarKernels = {"scalar", linear_f32, paged_attention, fma_burst,
                                            &kScalarQ8Kernels};
 

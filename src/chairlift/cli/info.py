@@ -38,8 +38,8 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     import dataclasses
     import sys
 
-    from chairlift.engine.loaded_model import kv_block, weights_bytes
-    from chairlift.engine.resolved_config import choose_num_threads, resolve_config
+    from chairlift.engine.loaded_model import plan_model
+    from chairlift.engine.resolved_config import choose_num_threads
     from chairlift.kernels.registry import create_kernels
     from chairlift.machine import inspect_machine
     from chairlift.models.registry import read_model_config
@@ -51,13 +51,7 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
         config = read_model_config(checkpoint.kind, checkpoint.metadata)
         machine = inspect_machine()
         kernels = create_kernels(asked.kernels, choose_num_threads(asked, machine))
-        resolved = resolve_config(
-            asked,
-            config,
-            machine,
-            block_bytes=kv_block(asked, config, kernels).num_bytes,
-            weights_bytes=weights_bytes(checkpoint, config, kernels),
-        )
+        resolved = plan_model(asked, config, machine, checkpoint, kernels)
     memory = resolved.memory
     lengths = [n for n in _LENGTHS if n < memory.max_model_len] + [memory.max_model_len]
     return {

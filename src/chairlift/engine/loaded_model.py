@@ -21,7 +21,7 @@ from chairlift.engine.resolved_config import (
 )
 from chairlift.kernels.interface import Kernels, KvBlockFormat
 from chairlift.kernels.registry import create_kernels
-from chairlift.machine import inspect_machine
+from chairlift.machine import Machine, inspect_machine
 from chairlift.models.decoder import load_decoder
 from chairlift.models.model_config import ModelConfig
 from chairlift.models.registry import read_model_config
@@ -67,14 +67,7 @@ def load_model(
         tokenizer.check_vocab_size(config.vocab_size)
         machine = inspect_machine()
         kernels = create_kernels(asked.kernels, choose_num_threads(asked, machine))
-        block = kv_block(asked, config, kernels)
-        resolved = resolve_config(
-            asked,
-            config,
-            machine,
-            block_bytes=block.num_bytes,
-            weights_bytes=weights_bytes(checkpoint, config, kernels),
-        )
+        resolved = plan_model(asked, config, machine, checkpoint, kernels)
         for reason in resolved.reasons:
             logger.info("%s", reason)
         decoder = load_decoder(
@@ -86,7 +79,7 @@ def load_model(
         )
     memory = resolved.memory
     kv_cache = KVCache(
-        block,
+        kv_block(asked, config, kernels),
         num_blocks=memory.num_blocks,
         num_swap_blocks=memory.num_swap_blocks,
         swap_path=asked.swap_path,
@@ -116,6 +109,28 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
         return None
     return ChatTemplate(
         tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+    )
+
+
+def plan_model(
+    asked: EngineConfig,
+    config: ModelConfig,
+    machine: Machine,
+    checkpoint: Checkpoint,
+    kernels: Kernels,
+) -> ResolvedConfig:
+    """Decide everything, with the memory that a model takes on these kernels; loads nothing."""
+    table, head = "token_embd.weight", "output.weight"
+    names = checkpoint.names()
+    largest = head if head in names and not config.tied_head else table
+    form = checkpoint.group_form(largest) if largest in names else None
+    return resolve_config(
+        asked,
+        config,
+        machine,
+        block_bytes=kv_block(asked, config, kernels).num_bytes,
+        weights_bytes=weights_bytes(checkpoint, config, kernels),
+        head_bytes=kernels.preparing_bytes(config.vocab_size, config.hidden_size, form),
     )
 
 

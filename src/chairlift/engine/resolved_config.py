@@ -32,6 +32,7 @@ def resolve_config(
     *,
     block_bytes: int,
     weights_bytes: int,
+    head_bytes: int,
 ) -> ResolvedConfig:
     """Decide.  Raises `ConfigError` with the setting that would fit."""
     max_num_seqs, max_num_batched_tokens, tokens_reason = _step_limits(asked)
@@ -41,6 +42,7 @@ def resolve_config(
         machine,
         block_bytes=block_bytes,
         weights_bytes=weights_bytes,
+        head_bytes=head_bytes,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )

@@ -48,6 +48,10 @@ class ComposedKernels(FloatKernels):
         """As float32."""
         return 4 * out_features * in_features
 
+    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """Two of them, the one that was read and the packed one."""
+        return 2 * self.matrix_bytes(out_features, in_features, form)
+
     def prepare_gate_up(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:

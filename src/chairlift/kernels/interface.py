@@ -162,6 +162,10 @@ class Kernels(Protocol):
         """Memory that a prepared matrix will hold; `form` None: it is a matrix of floats."""
         ...
 
+    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """Memory while a matrix is prepared: what was read, copies, and the result."""
+        ...
+
     def prepare_linear(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:

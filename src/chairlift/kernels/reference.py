@@ -179,9 +179,7 @@ class ReferenceKernels(ComposedKernels):
         return result
 
 
-def make_rope_table(
-    inv_freq: Sequence[float], *, max_position: int, scaling: float
-) -> RopeTable:
+def make_rope_table(inv_freq: Sequence[float], *, max_position: int, scaling: float) -> RopeTable:
     """Float32 angles, as the models were trained with; cos and sin correctly rounded."""
     frequencies = np.asarray(inv_freq, np.float32)
     angles = np.arange(max_position, dtype=np.float32)[:, None] * frequencies

@@ -40,9 +40,7 @@ def make_cache(request: pytest.FixtureRequest, tmp_path: Path) -> MakeCache:
     swap_path = str(tmp_path) if request.param == "file" else None
 
     def make() -> KVCache:
-        return KVCache(
-            float_block(), num_blocks=6, num_swap_blocks=4, swap_path=swap_path
-        )
+        return KVCache(float_block(), num_blocks=6, num_swap_blocks=4, swap_path=swap_path)
 
     return make
 
@@ -107,9 +105,7 @@ def test_no_moves_take_no_time(make_cache: MakeCache) -> None:
 
 def test_the_swap_file_has_no_name_and_its_space_is_taken_at_once(tmp_path: Path) -> None:
     before = open_swap_files(tmp_path)
-    cache = KVCache(
-        float_block(16), num_blocks=1, num_swap_blocks=64, swap_path=str(tmp_path)
-    )
+    cache = KVCache(float_block(16), num_blocks=1, num_swap_blocks=64, swap_path=str(tmp_path))
     assert list(tmp_path.iterdir()) == [], "nothing is left behind, even after kill -9"
     (file,) = open_swap_files(tmp_path) - before
     status = os.stat(f"/proc/self/fd/{file}")

@@ -129,6 +129,13 @@ class Int8Kernels(Kernels):
         columns = -(-out_features // COLUMNS) * COLUMNS
         return columns * groups * (form.group_size * form.bits // 8 + per_group)
 
+    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """Floats if it was read as such, grouped weights of a byte each, and the packed form."""
+        floats = 4 * out_features * in_features if form is None else 0
+        group_size = (form or QUANTISED_FLOATS).group_size
+        grouped = out_features * (in_features + 8 * -(-in_features // group_size))
+        return floats + grouped + self.matrix_bytes(out_features, in_features, form)
+
     def prepare_linear(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> QuantizedLinear:

@@ -91,9 +91,7 @@ class Layer:
             x, self.attention, self.spec, self.rope, cache, 1, layout
         )
 
-    def expected_attention(
-        self, x: FloatArray, cache: KvArray, layout: BatchLayout
-    ) -> FloatArray:
+    def expected_attention(self, x: FloatArray, cache: KvArray, layout: BatchLayout) -> FloatArray:
         """x + the oracles one after the other, over a cache of their own."""
         matrix, bias = stack_grouped(self.qkv, [self.bias, None, None])
         joint = reference_int8.linear_q8(norm_of(x, self.norm), matrix, bias).astype(np.float32)
@@ -111,9 +109,7 @@ class Layer:
         attended = reference_kv_int8.paged_attention(
             codes, scales, cache, 1, layout, self.spec, BLOCK_SIZE
         )
-        result = reference_int8.linear_q8(
-            attended.reshape(len(x), -1), self.output, residual=x
-        )
+        result = reference_int8.linear_q8(attended.reshape(len(x), -1), self.output, residual=x)
         return result.astype(np.float32)
 
 
@@ -241,7 +237,7 @@ def test_floats_become_bytes_within_half_a_step(scale: float) -> None:
     groups = np.zeros((40, 96), np.float32)
     groups[:, :70] = matrix
     largest = np.abs(groups).reshape(40, 3, 32).max(axis=2)
-    # Half a step of 1/127, and as much again for a scale below the normal numbers of half precision.
+    # Half a step of 1/127, more for a scale below the normal numbers of half precision.
     step = np.maximum(largest / 127, 6e-8).repeat(32, axis=1)[:, :70]
     assert (np.abs(weights.dequantize() - matrix) <= 0.51 * step + 1e-7 * np.abs(matrix)).all()
     assert (weights.bits, weights.group_size) == (8, 32)
