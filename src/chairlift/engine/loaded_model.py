@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from chairlift.engine.resolved_config import (
     choose_num_threads,
     resolve_config,
 )
+from chairlift.kernels.grouped_weights import stacked_form
 from chairlift.kernels.interface import Kernels, KvBlockFormat
 from chairlift.kernels.registry import create_kernels
 from chairlift.machine import Machine, inspect_machine
-from chairlift.models.decoder import load_decoder
+from chairlift.models.decoder import STACKS, load_decoder
 from chairlift.models.model_config import ModelConfig
 from chairlift.models.registry import read_model_config
 from chairlift.runner.kv_cache import KVCache
@@ -144,22 +145,33 @@ def kv_block(asked: EngineConfig, config: ModelConfig, kernels: Kernels) -> KvBl
 def weights_bytes(checkpoint: Checkpoint, config: ModelConfig, kernels: Kernels) -> int:
     """Weights as they will lie in memory, computed without loading any."""
     names = set(checkpoint.names())
-    total = sum(_tensor_bytes(checkpoint, name, kernels) for name in names)
-    is_tied = config.tied_head or "output.weight" not in names
-    if not is_tied or "token_embd.weight" not in names:
-        return total
-    if "output.weight" in names:  # a second copy, which is ignored
-        total -= _tensor_bytes(checkpoint, "output.weight", kernels)
-    # The embedding table is the head, or a table of floats beside it.
-    keeps_table = not kernels.packs_quantised
-    return total + keeps_table * _tensor_bytes(checkpoint, "token_embd.weight", kernels)
+    table, head = "token_embd.weight", "output.weight"
+    is_tied = config.tied_head or head not in names
+    if is_tied:
+        names.discard(head)  # a second copy, which is ignored
+    total = sum(_stack_bytes(checkpoint, stack, kernels) for stack in _stacks_of(names))
+    # Kernels on floats keep the embedding as a table beside the packed head.
+    keeps_both = is_tied and table in names and not kernels.packs_quantised
+    return total + (_stack_bytes(checkpoint, [table], kernels) if keeps_both else 0)
 
 
-def _tensor_bytes(checkpoint: Checkpoint, name: str, kernels: Kernels) -> int:
-    shape = checkpoint.shape(name)
-    if len(shape) != 2:
-        return 4 * math.prod(shape)
-    return kernels.matrix_bytes(shape[0], shape[1], checkpoint.group_form(name))
+def _stacks_of(names: Collection[str]) -> list[list[str]]:
+    """Names of tensors, those together that are packed as one."""
+    key_of = {part: parts for parts in STACKS for part in parts}
+    stacks: dict[object, list[str]] = {}
+    for name in names:
+        layer, _, part = name.removesuffix(".weight").rpartition(".")
+        key = (layer, key_of[part]) if name.endswith(".weight") and part in key_of else name
+        stacks.setdefault(key, []).append(name)
+    return list(stacks.values())
+
+
+def _stack_bytes(checkpoint: Checkpoint, names: list[str], kernels: Kernels) -> int:
+    shapes = [checkpoint.shape(name) for name in names]
+    if any(len(shape) != 2 for shape in shapes):
+        return 4 * sum(math.prod(shape) for shape in shapes)
+    form = stacked_form([checkpoint.group_form(name) for name in names])
+    return kernels.matrix_bytes(sum(rows for rows, _ in shapes), shapes[0][1], form)
 
 
 def _measure_cost(runner: ModelRunner, kv_cache: KVCache, num_swap_blocks: int) -> PreemptionCost:

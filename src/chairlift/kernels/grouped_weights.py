@@ -35,6 +35,19 @@ QUANTISED_FLOATS = GroupForm(bits=8, group_size=32, has_minimum=False, half_scal
 """What `quantise_matrix` gives."""
 
 
+def stacked_form(forms: Sequence[GroupForm | None]) -> GroupForm | None:
+    """What `stack_weights` makes of parts of these forms; None stands for floats."""
+    if all(form is None for form in forms):
+        return None
+    parts = [form or QUANTISED_FLOATS for form in forms]
+    return GroupForm(
+        bits=max(part.bits for part in parts),
+        group_size=min(part.group_size for part in parts),
+        has_minimum=any(part.has_minimum for part in parts),
+        half_scales=all(part.half_scales for part in parts),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedWeights:
     """A matrix [N, K] in groups along K."""

@@ -33,6 +33,9 @@ from chairlift.kernels.interface import (
 from chairlift.models.model_config import ModelConfig
 from chairlift.models.rope import RopeScaling, rope_frequencies, rope_magnitude
 
+STACKS = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
+"""Matrices of a layer that are packed as one."""
+
 
 class WeightSource(Protocol):
     """Tensors by their GGUF names."""
@@ -141,9 +144,7 @@ def _load_layer(config: ModelConfig, weights: _Weights, index: int) -> DecoderLa
     head_norm = (config.head_dim,)
     attention = AttentionWeights(
         norm=weights.array(name + "attn_norm.weight", (hidden,)),
-        qkv=weights.linear(
-            [name + "attn_q", name + "attn_k", name + "attn_v"], hidden, [queries, keys, keys]
-        ),
+        qkv=weights.linear([name + part for part in STACKS[0]], hidden, [queries, keys, keys]),
         output=weights.linear([name + "attn_output"], queries, [hidden]),
         q_norm=weights.array(name + "attn_q_norm.weight", head_norm) if config.qk_norm else None,
         k_norm=weights.array(name + "attn_k_norm.weight", head_norm) if config.qk_norm else None,
@@ -205,7 +206,7 @@ class _Weights:
         return self._kernels.prepare_linear(*self._parts(names, in_features, out_features))
 
     def gate_up(self, prefix: str, in_features: int, inner: int) -> Linear:
-        names = [prefix + "ffn_gate", prefix + "ffn_up"]
+        names = [prefix + part for part in STACKS[1]]
         return self._kernels.prepare_gate_up(*self._parts(names, in_features, [inner, inner]))
 
     def _parts(

@@ -107,13 +107,16 @@ class Int8Kernels(Kernels):
         Raises:
             ConfigError: block_size is no multiple of 16, or head_dim none up to 512.
         """
+        try:
+            page = self._page_bytes(num_kv_heads, head_dim)
+        except ConfigError as error:
+            raise ConfigError(f"{error}: set kernels to native", field="kernels") from None
         if block_size % PAGE_TOKENS:
             raise ConfigError(
                 f"the int8 kernels need a block_size that is a multiple of {PAGE_TOKENS}, not"
                 f" {block_size}",
                 field="block_size",
             )
-        page = self._page_bytes(num_kv_heads, head_dim)
         return KvBlockFormat(
             block_size=block_size,
             shape=(num_layers, block_size // PAGE_TOKENS * page),

@@ -13,6 +13,7 @@ from chairlift.kernels.grouped_weights import (
     GroupedWeights,
     GroupForm,
     quantise_matrix,
+    stacked_form,
 )
 from chairlift.kernels.interface import (
     AttentionWeights,
@@ -221,6 +222,19 @@ def test_planned_bytes_are_those_of_the_packed_form(
     assert 0 <= packed - kernels.matrix_bytes(*shape, form) <= header_and_padding
 
 
+@pytest.mark.parametrize(
+    "forms", [FORMS[:1] + FORMS[-1:], FORMS[:2], [FORMS[3], FORMS[6], FORMS[7]]], ids=str
+)
+def test_planned_bytes_of_a_stack_of_different_types(
+    library: object, forms: list[GroupForm]
+) -> None:
+    kernels = Int8Kernels(1)
+    parts = [weights_of(form, 96, 64) for form in forms]
+    packed = kernels.prepare_linear(parts, [None] * len(parts)).num_bytes
+    planned = kernels.matrix_bytes(96 * len(parts), 64, stacked_form(forms))
+    assert 0 <= packed - planned <= 64 + 64 * len(parts) * 2
+
+
 def test_planned_bytes_of_floats(library: object) -> None:
     kernels = Int8Kernels(1)
     packed = kernels.prepare_linear([random(100, 96, seed=1)], [None]).num_bytes
@@ -324,8 +338,10 @@ def test_bytes_of_a_block(library: object) -> None:
 
 
 def test_a_head_size_that_bytes_cannot_have(library: object) -> None:
-    with pytest.raises(ConfigError, match="head size that is a multiple of 16 up to 512, not 24"):
+    wanted = "head size that is a multiple of 16 up to 512, not 24: set kernels to native"
+    with pytest.raises(ConfigError, match=wanted) as caught:
         Int8Kernels(1).kv_block(3, 2, 24, 16)
+    assert caught.value.field == "kernels"
 
 
 def test_an_inner_size_that_does_not_interleave(library: object) -> None:
