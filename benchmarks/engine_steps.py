@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,10 @@ from chairlift.config import EngineConfig
 from chairlift.core.scheduler_output import ScheduledRequest
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.kernels.interface import BatchLayout, FloatArray
+from chairlift.models.decoder import Decoder
 from chairlift.runner.forward_batch import build_layout
+from chairlift.runner.model_runner import ModelRunner
+from chairlift.runner.sampler import Sampler
 
 CONTEXT = 300
 PREFILL = 512
@@ -117,6 +122,39 @@ def measure_steps(arguments: argparse.Namespace) -> None:
             )
 
 
+@contextmanager
+def timed_methods(methods: dict[str, tuple[type, str]]) -> Iterator[dict[str, float]]:
+    """Seconds inside each method, called from anywhere."""
+    seconds = dict.fromkeys(methods, 0.0)
+    originals = {part: getattr(owner, name) for part, (owner, name) in methods.items()}
+
+    def wrap(part: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return originals[part](*arguments, **named)
+            finally:
+                seconds[part] += time.perf_counter() - start
+
+        return timed
+
+    for part, (owner, name) in methods.items():
+        setattr(owner, name, wrap(part))
+    try:
+        yield seconds
+    finally:
+        for part, (owner, name) in methods.items():
+            setattr(owner, name, originals[part])
+
+
+PARTS: dict[str, tuple[type, str]] = {
+    "layers": (Decoder, "forward"),
+    "head": (Decoder, "logits"),
+    "sampling": (Sampler, "sample"),
+    "step": (ModelRunner, "submit"),
+}
+
+
 def measure_generate(arguments: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     size = (arguments.requests, arguments.input_len)
@@ -130,15 +168,21 @@ def measure_generate(arguments: argparse.Namespace) -> None:
             enable_prefix_caching=False,
             max_num_seqs=max(256, arguments.requests),
         )
-        fastest = float("inf")
+        fastest, split = float("inf"), {}
         for _ in range(arguments.rounds):
-            start = time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)
-            fastest = min(fastest, time.perf_counter() - start)
+            with timed_methods(PARTS) as seconds:
+                start = time.perf_counter()
+                llm.generate(prompts, params, use_tqdm=False)
+                total = time.perf_counter() - start
+            if total < fastest:
+                fastest, split = total, seconds
         tokens = arguments.requests * arguments.output_len
         print(
             f"{arguments.requests} x ({arguments.input_len} in, {arguments.output_len} out)"
-            f" {name:>10} {fastest:8.2f} s {tokens / fastest:9.1f} output tokens/s"
+            f" {name:>8} {fastest:7.2f} s {tokens / fastest:8.1f} output tokens/s:"
+            f" layers {split['layers']:.2f} s, head {split['head']:.2f} s,"
+            f" sampling {split['sampling']:.2f} s, scheduling and text"
+            f" {fastest - split['step']:.2f} s"
         )
 
 

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import pytest
 
 from chairlift.errors import ModelFileError
-from chairlift.kernels.grouped_weights import GroupedWeights, stack_weights
+from chairlift.kernels.grouped_weights import GroupedWeights, stack_weights, stacked_form
 from chairlift.weights.dequantize import dequantize
 from chairlift.weights.ggml_type import GGMLType
-from chairlift.weights.grouped_weights import group_weights
+from chairlift.weights.grouped_weights import group_form, group_weights
 
 PLAIN = {GGMLType.F32, GGMLType.F16, GGMLType.BF16}
 QUANTISED = pytest.mark.parametrize(
@@ -53,6 +53,24 @@ def test_weights_are_those_of_the_type(type: GGMLType) -> None:
     assert grouped.scales.shape == grouped.mins.shape == (6, 512 // grouped.group_size)
 
 
+@QUANTISED
+def test_the_form_is_known_before_the_weights(type: GGMLType) -> None:
+    shape = (6, 512)
+    grouped, form = group_weights(random_tensor(type, shape), type, shape), group_form(type)
+    assert form is not None
+    assert (form.bits, form.group_size) == (grouped.bits, grouped.group_size)
+    used = grouped.scales != 0
+    ratios = grouped.mins[used] / grouped.scales[used]
+    assert form.has_minimum == bool(np.abs(ratios - ratios[0]).max() > 1e-3)
+    halves = grouped.scales.astype(np.float16).astype(np.float32)
+    assert form.half_scales == np.array_equal(halves, grouped.scales)
+
+
+@pytest.mark.parametrize("type", sorted(PLAIN), ids=lambda type: type.name)
+def test_plain_types_have_no_form(type: GGMLType) -> None:
+    assert group_form(type) is None
+
+
 def test_a_matrix_larger_than_a_slice() -> None:
     shape = (300, 1024)
     raw = random_tensor(GGMLType.Q4_1, shape)
@@ -80,6 +98,10 @@ def test_stacking_keeps_every_weight() -> None:
     parts = [group_weights(random_tensor(type, (3, 256)), type, (3, 256)) for type in types]
     stacked = stack_weights(parts)
     assert (stacked.bits, stacked.group_size, stacked.out_features) == (8, 16, 9)
+    form = stacked_form([group_form(type) for type in types])
+    assert form is not None and (form.bits, form.group_size) == (8, 16)
+    assert form.has_minimum and not form.half_scales
+    assert stacked_form([None, None]) is None
     np.testing.assert_array_equal(
         stacked.dequantize(), np.concatenate([part.dequantize() for part in parts])
     )
