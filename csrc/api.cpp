@@ -1,4 +1,6 @@
 // The C functions: arguments are checked here, cut into items and shared among the threads.
+#include "api.h"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -8,13 +10,6 @@
 #include <vector>
 
 #include "dispatch.h"
-#include "include/chairlift_kernels.h"
-#include "threads.h"
-
-struct chairlift_pool {
-  explicit chairlift_pool(int num_threads) : threads(num_threads) {}
-  chairlift::ThreadPool threads;
-};
 
 namespace chairlift {
 namespace {
@@ -27,19 +22,6 @@ constexpr int64_t kTilesPerThread = 4;   // enough to share out evenly
 constexpr int64_t kMaxThreads = 1024;
 
 thread_local std::string last_error;
-
-int32_t fail(int32_t status, std::string message) {
-  last_error = std::move(message);
-  return status;
-}
-
-int32_t invalid(std::string message) {
-  return fail(CHAIRLIFT_INVALID_ARGUMENT, std::move(message));
-}
-
-int32_t out_of_memory() { return fail(CHAIRLIFT_OUT_OF_MEMORY, "out of memory"); }
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int32_t check_attention(const chairlift_attention& task) {
   if (!task.query || !task.out || !task.kv_cache || !task.query_start || !task.context_lens ||
@@ -141,6 +123,17 @@ void pack_panel(const float* weight, int64_t out_features, int64_t in_features, 
 }
 
 }  // namespace
+
+int32_t fail(int32_t status, std::string message) {
+  last_error = std::move(message);
+  return status;
+}
+
+int32_t invalid(std::string message) {
+  return fail(CHAIRLIFT_INVALID_ARGUMENT, std::move(message));
+}
+
+int32_t out_of_memory() { return fail(CHAIRLIFT_OUT_OF_MEMORY, "out of memory"); }
 
 int64_t attention_scratch_floats(const chairlift_attention& task, const AttentionTile& tile) {
   const int64_t dim = task.head_dim, padded = divide_up(dim, 16) * 16;

@@ -49,17 +49,25 @@ bool has_bits(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 
 CpuFeatures detect_cpu_features() {
   constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kAvx = 1u << 28;          // 1.ecx
+  constexpr uint32_t kF16c = 1u << 29;                                               // 1.ecx
   constexpr uint32_t kAvx2 = 1u << 5;                                                // 7.ebx
   constexpr uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;  // 7.ebx
-  constexpr uint64_t kYmm = 0x6, kZmm = 0xe6;                                        // XCR0
+  constexpr uint32_t kAvx512Vnni = 1u << 11;                                         // 7.ecx
+  constexpr uint32_t kAvxVnni = 1u << 4;                                             // 7.1.eax
+  constexpr uint32_t kAmd = 0x444d4163;        // 0.ecx: the end of "AuthenticAMD"
+  constexpr uint64_t kYmm = 0x6, kZmm = 0xe6;  // XCR0
   CpuFeatures features;
   const Registers basic = cpuid(1, 0);
-  if (!has_bits(basic.ecx, kFma | kOsxsave | kAvx)) return features;
+  if (!has_bits(basic.ecx, kFma | kOsxsave | kAvx | kF16c)) return features;
   const uint64_t files = enabled_register_files();
   const Registers extended = cpuid(7, 0);
   features.avx2_fma = has_bits(files, kYmm) && has_bits(extended.ebx, kAvx2);
   features.avx512 =
       features.avx2_fma && has_bits(files, kZmm) && has_bits(extended.ebx, kF | kDq | kBw | kVl);
+  features.avx512_vnni = features.avx512 && has_bits(extended.ecx, kAvx512Vnni);
+  features.spare_vector_units = cpuid(0, 0).ecx == kAmd;
+  const bool has_subleaf = extended.eax >= 1;
+  features.avx_vnni = features.avx2_fma && has_subleaf && has_bits(cpuid(7, 1).eax, kAvxVnni);
   return features;
 }
 

@@ -4,8 +4,12 @@
 namespace chairlift {
 
 struct CpuFeatures {
-  bool avx2_fma = false;
-  bool avx512 = false;  // F, BW, VL and DQ, with the registers enabled by the system
+  bool avx2_fma = false;  // with the conversions of half precision
+  bool avx_vnni = false;  // in the 256-bit form of AVX
+  bool avx512 = false;    // F, BW, VL and DQ, with the registers enabled by the system
+  bool avx512_vnni = false;
+  // AMD: masks, shifts and conversions run beside multiplications, elsewhere instead of them.
+  bool spare_vector_units = false;
 };
 
 CpuFeatures detect_cpu_features();

@@ -36,6 +36,7 @@ struct F16 {
 CHAIRLIFT_INLINE F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 CHAIRLIFT_INLINE F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 CHAIRLIFT_INLINE F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+CHAIRLIFT_INLINE F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 
 // a * b + c
 CHAIRLIFT_INLINE F16 multiply_add(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
@@ -81,6 +82,9 @@ CHAIRLIFT_INLINE F16 operator-(F16 a, F16 b) {
 CHAIRLIFT_INLINE F16 operator*(F16 a, F16 b) {
   return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
 }
+CHAIRLIFT_INLINE F16 operator/(F16 a, F16 b) {
+  return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
 CHAIRLIFT_INLINE F16 multiply_add(F16 a, F16 b, F16 c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
@@ -125,6 +129,7 @@ struct F4 {
 inline F4 operator+(F4 a, F4 b) { return {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]}; }
 inline F4 operator-(F4 a, F4 b) { return {a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3]}; }
 inline F4 operator*(F4 a, F4 b) { return {a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]}; }
+inline F4 operator/(F4 a, F4 b) { return {a[0] / b[0], a[1] / b[1], a[2] / b[2], a[3] / b[3]}; }
 #endif
 
 struct F16 {
@@ -152,6 +157,10 @@ CHAIRLIFT_INLINE F16 operator-(F16 a, F16 b) {
 }
 CHAIRLIFT_INLINE F16 operator*(F16 a, F16 b) {
   for (int i = 0; i < 4; ++i) a.part[i] = a.part[i] * b.part[i];
+  return a;
+}
+CHAIRLIFT_INLINE F16 operator/(F16 a, F16 b) {
+  for (int i = 0; i < 4; ++i) a.part[i] = a.part[i] / b.part[i];
   return a;
 }
 // Two roundings here, one in the others: instruction sets need not agree to the bit.

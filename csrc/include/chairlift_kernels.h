@@ -82,6 +82,74 @@ CHAIRLIFT_API int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x,
                                            const float* packed, const float* bias,
                                            int64_t out_features, int64_t in_features, float* out);
 
+// -- linear on bytes -----------------------------------------------------------------------------
+
+// A quantised matrix as it is handed over: weight = scale * code + minimum.
+typedef struct chairlift_grouped_weights {
+  int64_t struct_size;  // sizeof(chairlift_grouped_weights), checked
+
+  const uint8_t* codes;  // [out_features, in_features], below 2^bits
+  const float* scales;   // [out_features, ceil(in_features / group_size)]
+  const float* mins;     // the same shape
+  int64_t out_features;
+  int64_t in_features;
+  int32_t bits;        // 4 or 8
+  int32_t group_size;  // 16 or 32
+
+  // Not 0: the rows are gates and then as many ups; pack them in turn, 16 or 32 of each.
+  int32_t interleave;
+  // Not 0: requantise to signed bytes with one scale per row, multiplied with activations in groups
+  // of 64 (of 32 if 64 does not divide in_features).
+  int32_t per_channel;
+} chairlift_grouped_weights;
+
+// Bytes of the packed form; 0 if the weights are no such matrix.
+CHAIRLIFT_API int64_t chairlift_linear_q8_size(const chairlift_grouped_weights* weights);
+
+// `packed` is best aligned to 64 bytes.
+CHAIRLIFT_API int32_t chairlift_linear_q8_pack(chairlift_pool* pool,
+                                               const chairlift_grouped_weights* weights,
+                                               void* packed);
+
+// out[rows, out_features] = q(x)[rows, in_features] W^T + bias + residual, where q quantises each
+// group of 32 or 64 of a row to signed bytes.  `bias` and `residual` may be null; `residual` may be
+// `out`.  Integer sums are exact; each output is one chain of multiply-adds in the order of groups.
+CHAIRLIFT_API int32_t chairlift_linear_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                          const void* packed, const float* bias,
+                                          const float* residual, float* out);
+
+// out = q(silu(gate) * up) W_down^T + residual, with gate and up from q(x); `gate_up` is packed
+// with an interleave.
+CHAIRLIFT_API int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                       const void* gate_up, const void* down, const float* residual,
+                                       float* out);
+
+// The same on norm(x) = x / sqrt(mean(x^2) + eps) * norm, row by row; `norm` [in_features] may be
+// null, and so may biases.  That of `gate_up` is interleaved like its rows.
+CHAIRLIFT_API int32_t chairlift_norm_linear_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                               const float* norm, float eps, const void* packed,
+                                               const float* bias, const float* residual,
+                                               float* out);
+CHAIRLIFT_API int32_t chairlift_norm_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                            const float* norm, float eps, const void* gate_up,
+                                            const float* gate_up_bias, const void* down,
+                                            const float* down_bias, const float* residual,
+                                            float* out);
+
+// out[num_ids, in_features] = rows `ids` of a packed matrix that is not interleaved.
+CHAIRLIFT_API int32_t chairlift_rows_q8(chairlift_pool* pool, const void* packed,
+                                        const int32_t* ids, int64_t num_ids, float* out);
+
+// Rows of ceil(width / group_size) records, one after the other: group_size codes (int8), scale
+// (float), scale * sum of the codes (float), their sum (int32), that of the first half (int32).
+// Scales are the largest magnitude / 127, rounded to eleven bits; a group that is not finite has a
+// scale that is not a number.  group_size is 32 or 64.
+CHAIRLIFT_API int32_t chairlift_quantize_rows(chairlift_pool* pool, const float* x, int64_t rows,
+                                              int64_t width, int64_t group_size, uint8_t* records);
+
+// Products of bytes per second that all threads of a pool reach together, in units of 1e9.
+CHAIRLIFT_API double chairlift_measure_int8_dot(chairlift_pool* pool);
+
 // -- paged attention -----------------------------------------------------------------------------
 
 // Strides count floats.  The cache is [num_blocks, ..., block_size, num_kv_heads, head_dim] with
@@ -118,6 +186,106 @@ typedef struct chairlift_attention {
 // at once, in chunks or token by token gives equal bits.
 CHAIRLIFT_API int32_t chairlift_paged_attention_f32(chairlift_pool* pool,
                                                     const chairlift_attention* task);
+
+// -- quantised cache -----------------------------------------------------------------------------
+
+#define CHAIRLIFT_KV_INT8 1
+
+// Bytes of the keys and values of one block and layer, opaque to the caller; 0 if the cache cannot
+// have that form (chairlift_last_error() says why).  Pieces should start on a cache line.
+CHAIRLIFT_API int64_t chairlift_kv_piece_bytes(int32_t kv_type, int64_t block_size,
+                                               int64_t num_kv_heads, int64_t head_dim);
+
+typedef struct chairlift_qkv_to_cache {
+  int64_t struct_size;  // sizeof(chairlift_qkv_to_cache), checked
+
+  const float* qkv;          // [num_tokens, (num_heads + 2 num_kv_heads) * head_dim], dense
+  const float* q_norm;       // [head_dim], or null
+  const float* k_norm;       // the same
+  const float* cos;          // [max_position, rope_dim / 2]
+  const float* sin;          // the same
+  const int32_t* positions;  // [num_tokens]
+  const int64_t* slots;      // [num_tokens] block * block_size + offset
+  uint8_t* kv_cache;         // piece of block 0 of the layer in question
+  int8_t* query;             // [num_tokens, num_heads, head_dim], written
+  float* query_scales;       // [num_tokens, num_heads], written
+
+  int64_t block_stride;  // bytes
+  int64_t num_blocks;
+  int64_t num_tokens;
+  int64_t max_position;
+  int64_t block_size;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t rope_dim;
+  int64_t rope_interleaved;
+  float norm_eps;
+} chairlift_qkv_to_cache;
+
+// For every token: normalises its query and key heads (if weights are given), rotates them, stores
+// keys and values as bytes, and leaves the queries as bytes.  Each head of each token is quantised
+// alone: scale = max |x| / 127, code = x / scale to the nearest.  The same codes on every machine.
+CHAIRLIFT_API int32_t chairlift_qkv_to_cache_int8(chairlift_pool* pool,
+                                                  const chairlift_qkv_to_cache* task);
+
+typedef struct chairlift_attention_int8 {
+  int64_t struct_size;  // sizeof(chairlift_attention_int8), checked
+
+  const int8_t* query;          // [num_tokens, num_heads, head_dim]
+  const float* query_scales;    // [num_tokens, num_heads]
+  float* out;                   // [num_tokens, num_heads, head_dim]
+  const uint8_t* kv_cache;      // piece of block 0 of the layer in question
+  const int32_t* query_start;   // [num_sequences + 1]
+  const int32_t* context_lens;  // [num_sequences]
+  const int32_t* block_tables;  // [num_sequences, max_blocks]
+
+  int64_t block_stride;  // bytes
+  int64_t num_blocks;
+  int64_t num_tokens;
+  int64_t num_sequences;
+  int64_t max_blocks;
+  int64_t block_size;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t sliding_window;  // 0: none
+  float scale;
+} chairlift_attention_int8;
+
+// Causal attention of new tokens (the last ones of their sequences) over a stored context, their
+// own keys and values included.  Query-key products are products of bytes; weights are rounded to
+// 16 bits within groups of 64 positions, and meet the values' bytes in exact integers.
+CHAIRLIFT_API int32_t chairlift_paged_attention_int8(chairlift_pool* pool,
+                                                     const chairlift_attention_int8* task);
+
+// -- half of a layer -----------------------------------------------------------------------------
+
+typedef struct chairlift_attention_block {
+  int64_t struct_size;  // sizeof(chairlift_attention_block), checked
+
+  const float* x;            // [num_tokens, hidden], dense
+  float* out;                // the same shape, not `x`
+  const float* norm;         // [hidden]
+  const void* qkv;           // packed; queries, keys and values below each other
+  const float* qkv_bias;     // may be null
+  const void* output;        // packed
+  const float* output_bias;  // may be null
+
+  // What is left out is computed in between: `qkv`, `query`, `query_scales`, and `out` of the
+  // second.  `store.norm_eps` is that of `norm` too.
+  chairlift_qkv_to_cache store;
+  chairlift_attention_int8 attention;
+} chairlift_attention_block;
+
+// out = x + W_o attention(rope(W_qkv norm(x))); stores the keys and values of all tokens first.
+CHAIRLIFT_API int32_t chairlift_attention_block_int8(chairlift_pool* pool,
+                                                     const chairlift_attention_block* block);
+
+// 1e9 bytes per second at which all threads together read `num_bytes` of each of the blocks.
+CHAIRLIFT_API double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory,
+                                            int64_t stride, int64_t num_bytes,
+                                            const int32_t* blocks, int64_t num_blocks);
 
 #ifdef __cplusplus
 }

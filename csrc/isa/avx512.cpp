@@ -1,4 +1,4 @@
-// The ops for AVX-512 (F, BW, VL, DQ).
+// The float ops for AVX-512 (F, BW, VL, DQ); its ops on bytes are in avx512_vnni.cpp.
 #define CHAIRLIFT_VEC_AVX512
 
 #include "../ops/attention.h"
@@ -6,6 +6,7 @@
 
 namespace chairlift {
 
-extern const KernelTable kAvx512Kernels = {"avx512", linear_f32, paged_attention, fma_burst};
+extern const KernelTable kAvx512Kernels = {"avx512", linear_f32, paged_attention, fma_burst,
+                                           &kAvx512VnniQ8Kernels};
 
 }  // namespace chairlift

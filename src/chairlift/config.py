@@ -22,7 +22,7 @@ BatchingPolicyName = Literal["continuous", "dynamic", "static"]
 PrefillPolicyName = Literal["chunked", "separated"]
 SchedulingPolicyName = Literal["fcfs", "priority"]
 PreemptionModeName = Literal["auto", "recompute", "swap"]
-KernelsName = Literal["auto", "native", "reference"]
+KernelsName = Literal["auto", "native", "int8", "reference"]
 PresetName = Literal["latency", "throughput"]
 
 MIN_MEMORY_SHARE = 0.01
@@ -94,7 +94,8 @@ class EngineConfig:
     threads: int | None = None
     """Threads for all computing.  Default: the cores of this process's affinity and quota."""
     kernels: KernelsName = "auto"
-    """native, reference (numpy), or what the machine has."""
+    """native (float32), int8 (weights, activations and KV cache in bytes), reference (numpy), or
+    what the machine has."""
     tensor_parallel_size: int = 1
     """Devices to split the model over; only 1 for now."""
     enforce_eager: bool = False

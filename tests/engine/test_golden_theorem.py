@@ -22,7 +22,7 @@ PREFILL = ("chunked", "separated")
 CHUNKS = (1, 7, 16, 512)
 PREEMPTION = ("none", "recompute", "swap")
 PREFIX_CACHE = (True, False)
-KERNELS = ("native", "reference")
+KERNELS = ("native", "int8", "reference")
 
 swapped: list[int] = []
 """How often each case swapped."""
@@ -146,6 +146,27 @@ def test_tokens_do_not_depend_on_company_sliding_window(
     model, jobs = load_tiny("mistral", kernels), tiny_jobs()
     expected = solo(model, jobs)
     for seed, (chunk, preemption) in enumerate(itertools.product((7, 512), PREEMPTION)):
+        check(
+            model,
+            jobs,
+            expected,
+            batching="continuous",
+            prefill="chunked",
+            chunk=chunk,
+            preemption=preemption,
+            prefix_cache=True,
+            seed=seed,
+        )
+
+
+@pytest.mark.parametrize("variant", ["qwen2", "qwen3", "llama_biases"])
+def test_tokens_do_not_depend_on_company_other_families(
+    load_tiny: Callable[..., LoadedModel], solo: Solo, variant: str
+) -> None:
+    """One head for keys, norms on heads and biases of every matrix, on the most fused kernels."""
+    model, jobs = load_tiny(variant, "int8"), tiny_jobs()
+    expected = solo(model, jobs)
+    for seed, (chunk, preemption) in enumerate(itertools.product((1, 7, 512), PREEMPTION)):
         check(
             model,
             jobs,

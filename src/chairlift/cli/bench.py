@@ -1,4 +1,4 @@
-"""`chairlift bench`: measurements on this machine.  So far: the batching policies."""
+"""`chairlift bench`: measurements on this machine: batching policies, accuracy of kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from chairlift.config import EngineConfig
 
 if TYPE_CHECKING:
     from chairlift.bench.bench_plan import WorkloadName
+    from chairlift.config import KernelsName
+
+TEXT = Path("tests/data/public_domain_text.txt")
+"""In a checkout: an installation has no text, and names one."""
 
 app = typer.Typer(help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=False)
 
@@ -76,6 +80,57 @@ def policies(
         from chairlift.bench.policy_plot import draw_policies
 
         write_plot(lambda path: draw_policies(report, path), plot_path)
+
+
+@app.command("accuracy")
+@with_options(EngineConfig, only=("model", "threads", "kernels"), defaults={"kernels": "int8"})
+def accuracy(
+    against: Annotated[
+        str, typer.Option(metavar="native|reference", help="The float32 kernels to compare with.")
+    ] = "native",
+    windows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Windows of 512 tokens to read. Default: the whole text."),
+    ] = None,
+    text_path: Annotated[Path, typer.Option("--text", help="The text to read.")] = TEXT,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the results here.")
+    ] = None,
+    *,
+    engine: Values,
+) -> None:
+    """A kernel mode against float32 on a text: perplexity and agreement. Exit code 1: too far."""
+    from chairlift.bench.accuracy import (
+        check_modes,
+        load_for_accuracy,
+        measure_accuracy,
+        read_text,
+    )
+    from chairlift.cli.result_files import check_writable, write_json
+    from chairlift.cli.terminal import note, show
+
+    asked = EngineConfig(**engine)
+    check_modes(asked.kernels, against)
+    text = read_text(text_path)
+    if json_path is not None:
+        check_writable(json_path)
+    note(f"loading {asked.model} on {against} and {asked.kernels} kernels")
+    reference = load_for_accuracy(asked, cast("KernelsName", against), show_download=True)
+    report = measure_accuracy(
+        load_for_accuracy(asked, asked.kernels),
+        reference,
+        text,
+        kernels=asked.kernels,
+        against_kernels=against,
+        num_windows=windows,
+        progress=note,
+    )
+    show(f"{report.model}, {text_path}")
+    show(report.text())
+    if json_path is not None:
+        write_json(report.to_json(), json_path)
+    if not report.passed:
+        raise typer.Exit(1)
 
 
 def _concurrency(text: str) -> tuple[int, ...]:

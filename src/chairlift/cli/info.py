@@ -38,8 +38,9 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     import dataclasses
     import sys
 
-    from chairlift.engine.loaded_model import weights_bytes
-    from chairlift.engine.resolved_config import resolve_config
+    from chairlift.engine.loaded_model import plan_model
+    from chairlift.engine.resolved_config import choose_num_threads
+    from chairlift.kernels.registry import create_kernels
     from chairlift.machine import inspect_machine
     from chairlift.models.registry import read_model_config
     from chairlift.weights.checkpoint import open_checkpoint
@@ -48,9 +49,9 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     path = resolve_model(asked.model, progress=sys.stderr.isatty())
     with open_checkpoint(path) as checkpoint:
         config = read_model_config(checkpoint.kind, checkpoint.metadata)
-        resolved = resolve_config(
-            asked, config, inspect_machine(), weights_bytes=weights_bytes(checkpoint)
-        )
+        machine = inspect_machine()
+        kernels = create_kernels(asked.kernels, choose_num_threads(asked, machine))
+        resolved = plan_model(asked, config, machine, checkpoint, kernels)
     memory = resolved.memory
     lengths = [n for n in _LENGTHS if n < memory.max_model_len] + [memory.max_model_len]
     return {
@@ -58,7 +59,8 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
         "path": str(path),
         "config": dataclasses.asdict(config),
         "num_parameters": config.num_parameters,
-        "kv_bytes_per_token": config.kv_bytes_per_token,
+        "kernels": kernels.name,
+        "kv_bytes_per_token": memory.block_bytes // memory.block_size,
         "memory": dataclasses.asdict(memory),
         "fits": [
             {"num_tokens": n, "num_requests": memory.num_fitting_requests(n)} for n in lengths
@@ -73,7 +75,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     kernels = facts["kernels"]
     if kernels["backend"] == "native":
         others = ", ".join(kernels["available_isas"])
-        kernel_text = f"native, {kernels['isa']} (this machine can run {others})"
+        kernel_text = f"native or int8, {kernels['isa']} (this machine can run {others})"
     else:
         kernel_text = f"reference, which is slow: {kernels['reason']}"
     features = ", ".join(facts["features"])
@@ -103,6 +105,7 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
         f" keys and values) of {config['head_dim']}, vocabulary {config['vocab_size']}",
         f"parameters   {model['num_parameters'] / 1e6:.1f} million",
         f"context      {config['max_position']} tokens",
+        f"kernels      {model['kernels']}",
         f"KV cache     {size_text(model['kv_bytes_per_token'])} per token",
         *(
             f"fits         {row['num_requests']} requests of {row['num_tokens']} tokens"

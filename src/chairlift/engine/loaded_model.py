@@ -6,18 +6,24 @@ The memory plan comes before the weights: a setting that does not fit is an erro
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chairlift.config import EngineConfig
 from chairlift.core.preemption_cost import PreemptionCost
 from chairlift.engine.generation_defaults import GenerationDefaults, read_generation_defaults
-from chairlift.engine.resolved_config import ResolvedConfig, resolve_config
+from chairlift.engine.resolved_config import (
+    ResolvedConfig,
+    choose_num_threads,
+    resolve_config,
+)
+from chairlift.kernels.grouped_weights import stacked_form
+from chairlift.kernels.interface import Kernels, KvBlockFormat
 from chairlift.kernels.registry import create_kernels
-from chairlift.machine import inspect_machine
-from chairlift.models.decoder import load_decoder
+from chairlift.machine import Machine, inspect_machine
+from chairlift.models.decoder import STACKS, load_decoder
 from chairlift.models.model_config import ModelConfig
 from chairlift.models.registry import read_model_config
 from chairlift.runner.kv_cache import KVCache
@@ -60,12 +66,11 @@ def load_model(
         defaults = read_generation_defaults(checkpoint.kind, checkpoint.metadata)
         tokenizer = _open_tokenizer(checkpoint, defaults)
         tokenizer.check_vocab_size(config.vocab_size)
-        resolved = resolve_config(
-            asked, config, inspect_machine(), weights_bytes=weights_bytes(checkpoint)
-        )
+        machine = inspect_machine()
+        kernels = create_kernels(asked.kernels, choose_num_threads(asked, machine))
+        resolved = plan_model(asked, config, machine, checkpoint, kernels)
         for reason in resolved.reasons:
             logger.info("%s", reason)
-        kernels = create_kernels(asked.kernels, resolved.num_threads)
         decoder = load_decoder(
             config,
             checkpoint,
@@ -75,9 +80,8 @@ def load_model(
         )
     memory = resolved.memory
     kv_cache = KVCache(
-        config,
+        kv_block(asked, config, kernels),
         num_blocks=memory.num_blocks,
-        block_size=memory.block_size,
         num_swap_blocks=memory.num_swap_blocks,
         swap_path=asked.swap_path,
     )
@@ -109,14 +113,65 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     )
 
 
-def weights_bytes(checkpoint: Checkpoint) -> int:
-    """float32 weights as they will lie in memory: a tied head is packed a second time."""
-    names: Mapping[str, Any] = dict.fromkeys(checkpoint.names())
-    tied = 0
-    if "output.weight" not in names and "token_embd.weight" in names:
-        rows, columns = checkpoint.shape("token_embd.weight")
-        tied = 4 * rows * columns
-    return checkpoint.num_bytes + tied
+def plan_model(
+    asked: EngineConfig,
+    config: ModelConfig,
+    machine: Machine,
+    checkpoint: Checkpoint,
+    kernels: Kernels,
+) -> ResolvedConfig:
+    """Decide everything, with the memory that a model takes on these kernels; loads nothing."""
+    table, head = "token_embd.weight", "output.weight"
+    names = checkpoint.names()
+    largest = head if head in names and not config.tied_head else table
+    form = checkpoint.group_form(largest) if largest in names else None
+    return resolve_config(
+        asked,
+        config,
+        machine,
+        block_bytes=kv_block(asked, config, kernels).num_bytes,
+        weights_bytes=weights_bytes(checkpoint, config, kernels),
+        head_bytes=kernels.preparing_bytes(config.vocab_size, config.hidden_size, form),
+    )
+
+
+def kv_block(asked: EngineConfig, config: ModelConfig, kernels: Kernels) -> KvBlockFormat:
+    """How the kernels store a block of the KV cache.  Raises `ConfigError` if they cannot."""
+    return kernels.kv_block(
+        config.num_layers, config.num_kv_heads, config.head_dim, asked.block_size
+    )
+
+
+def weights_bytes(checkpoint: Checkpoint, config: ModelConfig, kernels: Kernels) -> int:
+    """Weights as they will lie in memory, computed without loading any."""
+    names = set(checkpoint.names())
+    table, head = "token_embd.weight", "output.weight"
+    is_tied = config.tied_head or head not in names
+    if is_tied:
+        names.discard(head)  # a second copy, which is ignored
+    total = sum(_stack_bytes(checkpoint, stack, kernels) for stack in _stacks_of(names))
+    # Kernels on floats keep the embedding as a table beside the packed head.
+    keeps_both = is_tied and table in names and not kernels.packs_quantised
+    return total + (_stack_bytes(checkpoint, [table], kernels) if keeps_both else 0)
+
+
+def _stacks_of(names: Collection[str]) -> list[list[str]]:
+    """Names of tensors, those together that are packed as one."""
+    key_of = {part: parts for parts in STACKS for part in parts}
+    stacks: dict[object, list[str]] = {}
+    for name in names:
+        layer, _, part = name.removesuffix(".weight").rpartition(".")
+        key = (layer, key_of[part]) if name.endswith(".weight") and part in key_of else name
+        stacks.setdefault(key, []).append(name)
+    return list(stacks.values())
+
+
+def _stack_bytes(checkpoint: Checkpoint, names: list[str], kernels: Kernels) -> int:
+    shapes = [checkpoint.shape(name) for name in names]
+    if any(len(shape) != 2 for shape in shapes):
+        return 4 * sum(math.prod(shape) for shape in shapes)
+    form = stacked_form([checkpoint.group_form(name) for name in names])
+    return kernels.matrix_bytes(sum(rows for rows, _ in shapes), shapes[0][1], form)
 
 
 def _measure_cost(runner: ModelRunner, kv_cache: KVCache, num_swap_blocks: int) -> PreemptionCost:

@@ -30,7 +30,9 @@ def resolve_config(
     model: ModelConfig,
     machine: Machine,
     *,
+    block_bytes: int,
     weights_bytes: int,
+    head_bytes: int,
 ) -> ResolvedConfig:
     """Decide.  Raises `ConfigError` with the setting that would fit."""
     max_num_seqs, max_num_batched_tokens, tokens_reason = _step_limits(asked)
@@ -38,14 +40,16 @@ def resolve_config(
         asked,
         model,
         machine,
+        block_bytes=block_bytes,
         weights_bytes=weights_bytes,
+        head_bytes=head_bytes,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )
     prefill_policy = asked.prefill_policy or (
         "separated" if asked.enable_chunked_prefill is False else "chunked"
     )
-    num_threads = asked.threads or machine.num_cpus
+    num_threads = choose_num_threads(asked, machine)
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -75,6 +79,11 @@ def resolve_config(
         enable_prefix_caching=asked.enable_prefix_caching,
         reasons=reasons,
     )
+
+
+def choose_num_threads(asked: EngineConfig, machine: Machine) -> int:
+    """Threads for all computing: what was asked for, or every core."""
+    return asked.threads or machine.num_cpus
 
 
 def _step_limits(asked: EngineConfig) -> tuple[int, int, str]:

@@ -6,25 +6,68 @@ a coarse op only where it can fuse.  Knows no array library beyond slicing and a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
 from chairlift.kernels.interface import (
     AttentionSpec,
     AttentionWeights,
     BatchLayout,
     FloatArray,
+    FloatKernels,
     IntArray,
-    Kernels,
+    KvBlockFormat,
     Linear,
+    Matrix,
     MlpWeights,
     RopeTable,
+    Table,
 )
 
 
-class ComposedKernels(Kernels):
-    """`embed`, `attention_block`, `mlp_block` and `logits` in terms of the fine ops."""
+class ComposedKernels(FloatKernels):
+    """What all backends on float32 share, and the coarse ops in terms of the fine ones."""
 
-    def embed(self, table: FloatArray, token_ids: IntArray) -> FloatArray:
+    @property
+    def packs_quantised(self) -> bool:
+        return False
+
+    def kv_block(
+        self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
+    ) -> KvBlockFormat:
+        """[num_layers, 2, block_size, K, D] of float32."""
+        return KvBlockFormat(
+            block_size=block_size,
+            shape=(num_layers, 2, block_size, num_kv_heads, head_dim),
+            dtype=np.dtype(np.float32),
+        )
+
+    def matrix_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """As float32."""
+        return 4 * out_features * in_features
+
+    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """Two of them, the one that was read and the packed one."""
+        return 2 * self.matrix_bytes(out_features, in_features, form)
+
+    def prepare_gate_up(
+        self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
+    ) -> Linear:
+        """All gates above all ups."""
+        return self.prepare_linear(weights, biases)
+
+    def prepare_table(self, table: Matrix, head: Linear | None) -> FloatArray:
+        """The table itself: rows of a packed head are nowhere in one piece."""
+        assert not isinstance(table, GroupedWeights)
+        return table
+
+    def embed(self, table: Table, token_ids: IntArray) -> FloatArray:
         """Rows of `table` [vocab, H]; [T, H]."""
-        return table[token_ids]
+        assert isinstance(table, np.ndarray)
+        rows: FloatArray = table[token_ids]
+        return rows
 
     def attention_block(
         self,

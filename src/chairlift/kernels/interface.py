@@ -1,9 +1,9 @@
 """What a kernel backend must compute, and the plain data that passes through it.
 
 A backend gets arrays, integers and the specification of a layer; it knows nothing of requests,
-scheduling or text.  Model code calls the *coarse* ops (one call per half of a layer), so that a
-backend may fuse inside each; a backend that has only the *fine* ops gets the coarse ones from
-`kernels/composition.py`.
+scheduling or text.  Model code calls the *coarse* ops of `Kernels` (one call per half of a layer),
+so that a backend may fuse inside each; one that has only the *fine* ops of `FloatKernels` gets the
+coarse ones from `kernels/composition.py`.
 
 Shape legend: T tokens of the step, S sequences of the step, R rows to sample, H hidden size,
 N query heads, K key/value heads, D head size, C context length.  All floats are float32.
@@ -15,15 +15,22 @@ the step.  Equal inputs must give equal bits alone, in a batch, or as part of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
+
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
+KvArray = NDArray[Any]
+"""The pool of the KV cache [num_blocks, *KvBlockFormat.shape]: floats or bytes."""
+Matrix = FloatArray | GroupedWeights
+"""A matrix [out, in] as it comes from a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +119,67 @@ class RopeTable:
     sin: FloatArray
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvBlockFormat:
+    """How a backend stores one block of the KV cache: what lies in it is its own business."""
+
+    block_size: int
+    """Tokens."""
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+Table = FloatArray | Linear
+"""An embedding table [vocab, H] as its backend looks rows up."""
+
+
 class Kernels(Protocol):
     """One backend.  `x` is always [T, H] and C-contiguous; results are new arrays."""
 
     name: str
 
     # -- preparation -------------------------------------------------------------------------
+    @property
+    def packs_quantised(self) -> bool:
+        """Whether `prepare_*` take `GroupedWeights` beside floats."""
+        ...
+
+    def kv_block(
+        self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
+    ) -> KvBlockFormat:
+        """One block of `block_size` tokens, all layers.
+
+        Raises:
+            ConfigError: the backend has no cache of that shape.
+        """
+        ...
+
+    def matrix_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """Memory that a prepared matrix will hold; `form` None: it is a matrix of floats."""
+        ...
+
+    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """Memory while a matrix is prepared: what was read, copies, and the result."""
+        ...
+
     def prepare_linear(
-        self, weights: Sequence[FloatArray], biases: Sequence[FloatArray | None]
+        self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:
         """Stack matrices [out_i, in] along the output and pack them.  A missing bias is zero."""
+        ...
+
+    def prepare_gate_up(
+        self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
+    ) -> Linear:
+        """The same for a gate and an up projection, in the order that `mlp_block` likes."""
+        ...
+
+    def prepare_table(self, table: Matrix, head: Linear | None) -> Table:
+        """An embedding table; `head` is the same matrix prepared as output head, if it is one."""
         ...
 
     def rope_table(
@@ -131,7 +189,7 @@ class Kernels(Protocol):
         ...
 
     # -- coarse ops: what model code calls ---------------------------------------------------
-    def embed(self, table: FloatArray, token_ids: IntArray) -> FloatArray:
+    def embed(self, table: Table, token_ids: IntArray) -> FloatArray:
         """Rows of `table` [vocab, H] for the T ids."""
         ...
 
@@ -141,13 +199,13 @@ class Kernels(Protocol):
         weights: AttentionWeights,
         spec: AttentionSpec,
         rope: RopeTable,
-        kv_cache: FloatArray,
+        kv_cache: KvArray,
         layer: int,
         batch: BatchLayout,
     ) -> FloatArray:
         """x + W_o attention(rope(W_qkv norm(x))); stores this step's keys and values first.
 
-        `kv_cache` is the whole pool, [num_blocks, num_layers, 2, block_size, K, D] (2 = K and V).
+        `kv_cache` is the whole pool, blocks of the form that `kv_block` gave.
         """
         ...
 
@@ -161,7 +219,13 @@ class Kernels(Protocol):
         """[R, vocab]: the output head applied to the normalised `rows` of x only."""
         ...
 
-    # -- fine ops ----------------------------------------------------------------------------
+
+class FloatKernels(Kernels, Protocol):
+    """A backend on float32 with fine ops, from which coarse ones can be composed.
+
+    Its KV cache is [num_blocks, num_layers, 2, block_size, K, D] (2 = K and V).
+    """
+
     def linear(self, x: FloatArray, weight: Linear) -> FloatArray:
         """[T, out]."""
         ...

@@ -18,12 +18,14 @@ from threadpoolctl import threadpool_limits
 
 from chairlift.kernels.aligned import aligned_empty, aligned_rows
 from chairlift.kernels.composition import ComposedKernels
+from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.kernels.interface import (
     AttentionSpec,
     BatchLayout,
     FloatArray,
     IntArray,
     Linear,
+    Matrix,
     RopeTable,
 )
 
@@ -62,7 +64,7 @@ class ReferenceKernels(ComposedKernels):
 
     # -- preparation -------------------------------------------------------------------------
     def prepare_linear(
-        self, weights: Sequence[FloatArray], biases: Sequence[FloatArray | None]
+        self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:
         """Stack matrices [out_i, in] and cut the result into panels.  Missing biases are zero."""
         matrix, bias = stack_linear(weights, biases)
@@ -81,15 +83,7 @@ class ReferenceKernels(ComposedKernels):
     def rope_table(
         self, inv_freq: Sequence[float], *, max_position: int, scaling: float
     ) -> RopeTable:
-        """Float32 angles, as the models were trained with; cos and sin correctly rounded."""
-        frequencies = np.asarray(inv_freq, np.float32)
-        angles = np.arange(max_position, dtype=np.float32)[:, None] * frequencies
-        exact = angles.astype(np.float64)
-        factor = np.float32(scaling)
-        return RopeTable(
-            cos=np.cos(exact).astype(np.float32) * factor,
-            sin=np.sin(exact).astype(np.float32) * factor,
-        )
+        return make_rope_table(inv_freq, max_position=max_position, scaling=scaling)
 
     # -- fine ops ----------------------------------------------------------------------------
     def linear(self, x: FloatArray, weight: Linear) -> FloatArray:
@@ -185,8 +179,20 @@ class ReferenceKernels(ComposedKernels):
         return result
 
 
+def make_rope_table(inv_freq: Sequence[float], *, max_position: int, scaling: float) -> RopeTable:
+    """Float32 angles, as the models were trained with; cos and sin correctly rounded."""
+    frequencies = np.asarray(inv_freq, np.float32)
+    angles = np.arange(max_position, dtype=np.float32)[:, None] * frequencies
+    exact = angles.astype(np.float64)
+    factor = np.float32(scaling)
+    return RopeTable(
+        cos=np.cos(exact).astype(np.float32) * factor,
+        sin=np.sin(exact).astype(np.float32) * factor,
+    )
+
+
 def stack_linear(
-    weights: Sequence[FloatArray], biases: Sequence[FloatArray | None]
+    weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
 ) -> tuple[FloatArray, FloatArray | None]:
     """The matrices stacked along the output [out, in], and their biases [out] if there are any.
 
@@ -197,16 +203,19 @@ def stack_linear(
     """
     if not weights or len(weights) != len(biases):
         raise ValueError(f"{len(weights)} matrices with {len(biases)} biases: give one for each")
-    for weight, bias in zip(weights, biases, strict=True):
-        if weight.ndim != 2 or weight.shape[1] != weights[0].shape[1]:
-            raise ValueError(f"cannot stack {weight.shape} with {weights[0].shape}")
+    matrices = [weight for weight in weights if not isinstance(weight, GroupedWeights)]
+    if len(matrices) < len(weights):
+        raise ValueError("these kernels take no quantised matrices")
+    for weight, bias in zip(matrices, biases, strict=True):
+        if weight.ndim != 2 or weight.shape[1] != matrices[0].shape[1]:
+            raise ValueError(f"cannot stack {weight.shape} with {matrices[0].shape}")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ValueError(f"a bias of shape {bias.shape} does not fit a matrix {weight.shape}")
-    parts = [np.asarray(weight, np.float32) for weight in weights]
+    parts = [np.asarray(weight, np.float32) for weight in matrices]
     matrix = np.concatenate(parts) if len(parts) > 1 else parts[0]
     if all(bias is None for bias in biases):
         return matrix, None
-    pairs = zip(weights, biases, strict=True)
+    pairs = zip(matrices, biases, strict=True)
     stacked = [np.zeros(len(weight)) if bias is None else bias for weight, bias in pairs]
     return matrix, np.concatenate(stacked).astype(np.float32)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 from chairlift.errors import ConfigError
+from chairlift.kernels.cpu.int8 import Int8Kernels
 from chairlift.kernels.cpu.library import LibraryUnavailableError
 from chairlift.kernels.cpu.ops import NativeKernels
 from chairlift.kernels.interface import Kernels
 from chairlift.kernels.reference import ReferenceKernels
 
-BACKENDS = ("auto", "native", "reference")
+BACKENDS = ("auto", "native", "int8", "reference")
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,8 @@ def create_kernels(name: str, num_threads: int) -> Kernels:
     """The backend called `name`; "auto" is the native library where it loads, else numpy.
 
     Raises:
-        ConfigError: `name` is unknown, `num_threads` is below 1, or "native" cannot be loaded.
+        ConfigError: `name` is unknown, `num_threads` is below 1, or the native library
+            cannot be loaded.
     """
     if name not in BACKENDS:
         raise ConfigError(
@@ -30,10 +32,10 @@ def create_kernels(name: str, num_threads: int) -> Kernels:
     if name == "reference":
         return ReferenceKernels(num_threads)
     try:
-        return NativeKernels(num_threads)
+        return Int8Kernels(num_threads) if name == "int8" else NativeKernels(num_threads)
     except LibraryUnavailableError as error:
-        if name == "native":
-            raise ConfigError(f"the native kernels cannot be used: {error}", field="kernels") from (
+        if name != "auto":
+            raise ConfigError(f"the {name} kernels cannot be used: {error}", field="kernels") from (
                 error
             )
         logger.warning("using the slow reference kernels: %s", error)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chairlift.errors import ModelFileError
+from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.kernels.interface import (
     AttentionSpec,
     AttentionWeights,
@@ -22,20 +23,28 @@ from chairlift.kernels.interface import (
     FloatArray,
     IntArray,
     Kernels,
+    KvArray,
     Linear,
+    Matrix,
     MlpWeights,
     RopeTable,
+    Table,
 )
 from chairlift.models.model_config import ModelConfig
 from chairlift.models.rope import RopeScaling, rope_frequencies, rope_magnitude
 
+STACKS = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
+"""Matrices of a layer that are packed as one."""
+
 
 class WeightSource(Protocol):
-    """Tensors by their GGUF names, as float32."""
+    """Tensors by their GGUF names."""
 
     def names(self) -> Collection[str]: ...
 
     def load(self, name: str) -> FloatArray: ...
+
+    def load_grouped(self, name: str) -> GroupedWeights | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +62,13 @@ class Decoder:
 
     config: ModelConfig
     kernels: Kernels
-    embedding: FloatArray
+    embedding: Table
     layers: tuple[DecoderLayer, ...]
     output_norm: FloatArray
     head: Linear
     rope: RopeTable
 
-    def forward(self, token_ids: IntArray, batch: BatchLayout, kv_cache: FloatArray) -> FloatArray:
+    def forward(self, token_ids: IntArray, batch: BatchLayout, kv_cache: KvArray) -> FloatArray:
         """Hidden states [T, hidden] after the last layer; stores the tokens' keys and values."""
         ops, eps = self.kernels, self.config.rms_norm_eps
         x = ops.embed(self.embedding, token_ids)
@@ -89,14 +98,17 @@ def load_decoder(
     """
     weights = _Weights(source, kernels)
     hidden, vocab = config.hidden_size, config.vocab_size
-    embedding = weights.array("token_embd.weight", (vocab, hidden))
+    matrix = weights.matrix("token_embd.weight", (vocab, hidden))
     # The largest matrix first: while it is packed it is there twice, and nothing else yet.
     if config.tied_head:
         weights.ignore("output.weight")  # some files store the embedding a second time
     if weights.has("output.weight") or config.tied_head is False:
         head = weights.linear(["output"], hidden, [vocab])
+        embedding = kernels.prepare_table(matrix, None)
     else:
-        head = kernels.prepare_linear([embedding], [None])
+        head = kernels.prepare_linear([matrix], [None])
+        embedding = kernels.prepare_table(matrix, head)
+    del matrix
     layers = []
     for index in range(config.num_layers):
         layers.append(_load_layer(config, weights, index))
@@ -132,9 +144,7 @@ def _load_layer(config: ModelConfig, weights: _Weights, index: int) -> DecoderLa
     head_norm = (config.head_dim,)
     attention = AttentionWeights(
         norm=weights.array(name + "attn_norm.weight", (hidden,)),
-        qkv=weights.linear(
-            [name + "attn_q", name + "attn_k", name + "attn_v"], hidden, [queries, keys, keys]
-        ),
+        qkv=weights.linear([name + part for part in STACKS[0]], hidden, [queries, keys, keys]),
         output=weights.linear([name + "attn_output"], queries, [hidden]),
         q_norm=weights.array(name + "attn_q_norm.weight", head_norm) if config.qk_norm else None,
         k_norm=weights.array(name + "attn_k_norm.weight", head_norm) if config.qk_norm else None,
@@ -152,7 +162,7 @@ def _load_layer(config: ModelConfig, weights: _Weights, index: int) -> DecoderLa
     inner = config.intermediate_size
     mlp = MlpWeights(
         norm=weights.array(name + "ffn_norm.weight", (hidden,)),
-        gate_up=weights.linear([name + "ffn_gate", name + "ffn_up"], hidden, [inner, inner]),
+        gate_up=weights.gate_up(name, hidden, inner),
         down=weights.linear([name + "ffn_down"], inner, [hidden]),
     )
     return DecoderLayer(attention=attention, spec=spec, mlp=mlp)
@@ -178,18 +188,37 @@ class _Weights:
             raise ModelFileError(f"the model lacks the tensor {name}")
         self._used.add(name)
         array = self._source.load(name)
-        if array.shape != shape:
-            raise ModelFileError(f"tensor {name} has shape {array.shape}, expected {shape}")
+        _check_shape(name, array.shape, shape)
         return array
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """As it is quantised, if the kernels take it so."""
+        if self._kernels.packs_quantised and name in self._names:
+            grouped = self._source.load_grouped(name)
+            if grouped is not None:
+                self._used.add(name)
+                _check_shape(name, grouped.codes.shape, shape)
+                return grouped
+        return self.array(name, shape)
 
     def linear(self, names: list[str], in_features: int, out_features: list[int]) -> Linear:
         """Matrices stacked along their output, with the biases that the file has."""
-        matrices, biases = [], []
+        return self._kernels.prepare_linear(*self._parts(names, in_features, out_features))
+
+    def gate_up(self, prefix: str, in_features: int, inner: int) -> Linear:
+        names = [prefix + part for part in STACKS[1]]
+        return self._kernels.prepare_gate_up(*self._parts(names, in_features, [inner, inner]))
+
+    def _parts(
+        self, names: list[str], in_features: int, out_features: list[int]
+    ) -> tuple[list[Matrix], list[FloatArray | None]]:
+        matrices: list[Matrix] = []
+        biases: list[FloatArray | None] = []
         for name, out in zip(names, out_features, strict=True):
-            matrices.append(self.array(f"{name}.weight", (out, in_features)))
+            matrices.append(self.matrix(f"{name}.weight", (out, in_features)))
             has_bias = self.has(f"{name}.bias")
             biases.append(self.array(f"{name}.bias", (out,)) if has_bias else None)
-        return self._kernels.prepare_linear(matrices, biases)
+        return matrices, biases
 
     def check_all_used(self, architecture: str) -> None:
         """A tensor that we do not use means that we would compute another model."""
@@ -199,3 +228,8 @@ class _Weights:
                 f"{len(unused)} tensors are unknown for architecture {architecture!r},"
                 f" the first is {unused[0]}"
             )
+
+
+def _check_shape(name: str, actual: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if actual != wanted:
+        raise ModelFileError(f"tensor {name} has shape {actual}, expected {wanted}")

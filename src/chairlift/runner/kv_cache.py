@@ -1,11 +1,12 @@
 """The bytes of the KV cache and of the swap space, and moving blocks between them.
 
 Block-major: all layers of one block are one contiguous piece, so that swapping and copying move
-one piece per block.
+one piece per block.  What lies in a piece is the kernels' business; in float32 it is keys and
+values, [num_layers][2 = K, V][block_size][num_kv_heads][head_dim].
 
 ```
-blocks [num_blocks][num_layers][2 = K, V][block_size][num_kv_heads][head_dim]   float32
-swap   [num_swap_blocks][ the same piece ]                                      memory or a file
+blocks [num_blocks][piece]
+swap   [num_swap_blocks][piece]        memory or a file
 ```
 
 Pages are committed by the operating system as they are first written: an idle engine holds none.
@@ -19,14 +20,13 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.core.kv_cache_manager import BlockMoves
 from chairlift.errors import ConfigError
-from chairlift.kernels.interface import FloatArray
-from chairlift.models.model_config import ModelConfig
+from chairlift.kernels.interface import KvArray, KvBlockFormat
 
 
 class KVCache:
@@ -34,18 +34,20 @@ class KVCache:
 
     def __init__(
         self,
-        config: ModelConfig,
+        block: KvBlockFormat,
         *,
         num_blocks: int,
-        block_size: int,
         num_swap_blocks: int = 0,
         swap_path: str | None = None,
     ) -> None:
-        piece = (config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
-        self.blocks: FloatArray = _map_memory((num_blocks, *piece))
-        self.block_bytes = config.kv_bytes_per_token * block_size
-        shape = (num_swap_blocks, *piece)
-        self._swap = _map_memory(shape) if swap_path is None else _map_file(shape, Path(swap_path))
+        self.blocks: KvArray = _map_memory((num_blocks, *block.shape), block.dtype)
+        self.block_bytes = block.num_bytes
+        shape = (num_swap_blocks, *block.shape)
+        self._swap: KvArray = (
+            _map_memory(shape, block.dtype)
+            if swap_path is None
+            else _map_file(shape, block.dtype, Path(swap_path))
+        )
 
     def swap_out(self, pairs: list[tuple[int, int]]) -> float:
         """Copy (device block, host block) pairs; returns the seconds it took."""
@@ -74,11 +76,11 @@ class KVCache:
         return swap_out_s, swap_in_s
 
 
-def _map_memory(shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _map_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> KvArray:
     """Reserved address space; the system commits a page when it is first written."""
-    num_bytes = 4 * math.prod(shape)
+    num_bytes = dtype.itemsize * math.prod(shape)
     if num_bytes == 0:
-        return np.empty(shape, dtype=np.float32)
+        return np.empty(shape, dtype)
     try:
         # Private pages: the shared ones that are mmap's default belong to a file system in memory,
         # which few systems back with huge pages and some limit on its own.
@@ -93,14 +95,14 @@ def _map_memory(shape: tuple[int, ...]) -> NDArray[np.float32]:
             f" ({error.strerror}): set a smaller kv_cache_memory or swap_space",
             field="kv_cache_memory",
         ) from None
-    return np.frombuffer(memory, dtype=np.float32).reshape(shape)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
-def _map_file(shape: tuple[int, ...], folder: Path) -> NDArray[np.float32]:
+def _map_file(shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path) -> KvArray:
     """A file without a name in `folder`; its space is taken at once: no write can fail later."""
-    num_bytes = 4 * math.prod(shape)
+    num_bytes = dtype.itemsize * math.prod(shape)
     if num_bytes == 0:
-        return np.empty(shape, dtype=np.float32)
+        return np.empty(shape, dtype)
     try:
         with tempfile.TemporaryFile(dir=folder, prefix="chairlift-swap-") as file:
             if hasattr(os, "posix_fallocate"):
@@ -114,4 +116,4 @@ def _map_file(shape: tuple[int, ...], folder: Path) -> NDArray[np.float32]:
             f" {error.strerror}; set a smaller swap_space or another swap_path",
             field="swap_path",
         ) from None
-    return np.frombuffer(memory, dtype=np.float32).reshape(shape)
+    return np.frombuffer(memory, dtype).reshape(shape)

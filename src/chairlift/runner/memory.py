@@ -83,12 +83,19 @@ def plan_memory(
     model: ModelConfig,
     machine: Machine,
     *,
+    block_bytes: int,
     weights_bytes: int,
+    head_bytes: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
 ) -> MemoryPlan:
-    """Divide the machine's memory.  Raises `ConfigError`, with the setting that would fit."""
-    block_bytes = model.kv_bytes_per_token * asked.block_size
+    """Divide the machine's memory.  Raises `ConfigError`, with the setting that would fit.
+
+    Args:
+        block_bytes: a block of the KV cache as the kernels store it.
+        weights_bytes: all weights as the kernels keep them.
+        head_bytes: what is there while the output head, the first matrix of all, is prepared.
+    """
     wanted_len = asked.max_model_len or model.max_position
     if wanted_len > model.max_position:
         raise ConfigError(
@@ -96,7 +103,8 @@ def plan_memory(
             f" {model.max_position}",
             field="max_model_len",
         )
-    work_bytes = _work_bytes(model, max_num_batched_tokens, max_num_seqs, wanted_len)
+    head_excess = head_bytes - weights_bytes
+    work_bytes = _work_bytes(model, max_num_batched_tokens, max_num_seqs, wanted_len, head_excess)
     fixed = weights_bytes + work_bytes + _INTERPRETER_BYTES
     left = machine.free_memory_bytes - fixed
     if left < block_bytes:
@@ -108,6 +116,7 @@ def plan_memory(
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             max_model_len=wanted_len,
+            head_excess=head_excess,
         )
     needed = max_num_seqs * -(-wanted_len // asked.block_size)
     num_blocks, kv_reason = _choose_kv_blocks(
@@ -136,17 +145,22 @@ def plan_memory(
 
 
 def _work_bytes(
-    model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
+    model: ModelConfig,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    head_excess: int,
 ) -> int:
-    """float32 arrays alive at once: in the largest step, or while the largest weight is packed."""
+    """Arrays alive at once: in the largest step, or while the largest weights are prepared.
+
+    `head_excess` is what preparing the head takes beyond all weights that are kept in the end.
+    """
     rope_table = max_model_len * model.rope_dim
     rows = max_num_seqs + LOGIT_ROWS + _SAMPLING_ROWS
     step = max_num_batched_tokens * _floats_per_token(model) + rows * model.vocab_size
-    # While a matrix is packed it is there twice: the head first of all, the layers after it.
-    head = model.vocab_size * model.hidden_size
-    head_copy = head - (model.num_parameters - head)
-    loading = max(4 * model.intermediate_size * model.hidden_size, head_copy)
-    return 4 * (rope_table + max(step, loading))
+    # While gate and up are packed they are there as they were read, and stacked.
+    layer = 4 * model.intermediate_size * model.hidden_size
+    return 4 * rope_table + max(4 * step, 4 * layer, head_excess)
 
 
 def _floats_per_token(model: ModelConfig) -> int:
@@ -165,6 +179,7 @@ def _too_large(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     max_model_len: int,
+    head_excess: int,
 ) -> ConfigError:
     """Not one block fits.  Smaller steps may help; otherwise only a smaller model does."""
     what = (
@@ -174,7 +189,9 @@ def _too_large(
     num_tokens = bisect_right(
         range(1, max_num_batched_tokens + 1),
         budget,
-        key=lambda count: _work_bytes(model, count, min(count, max_num_seqs), max_model_len),
+        key=lambda count: _work_bytes(
+            model, count, min(count, max_num_seqs), max_model_len, head_excess
+        ),
     )
     if num_tokens == 0:
         return ConfigError(f"{what}: use a smaller model, or free memory", field="model")

@@ -1,7 +1,7 @@
 """One face for a model's weights, whether they come from GGUF files or a Hugging Face folder.
 
-Decides what lies at a path, and hands out tensors under canonical names as float32.  Says nothing
-about what the tensors mean: the configuration is passed on as it was found.
+Decides what lies at a path, and hands out tensors under canonical names, as float32 or as they are
+quantised.  Says nothing about what they mean: the configuration is passed on as it was found.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from chairlift.errors import ModelFileError
+from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
 from chairlift.weights.dequantize import dequantize
 from chairlift.weights.gguf import GGUFFile, part_of_set
+from chairlift.weights.grouped_weights import group_form, group_weights
 from chairlift.weights.json_file import read_json_object
 from chairlift.weights.safetensors import INDEX_FILE, SINGLE_FILE, SafetensorsFolder
 from chairlift.weights.tensor_names import canonical_name
@@ -52,6 +54,19 @@ class Checkpoint(ABC):
     @abstractmethod
     def load(self, name: str) -> npt.NDArray[np.float32]:
         """Tensor `name` as a new float32 array.  Raises ModelFileError when there is none."""
+
+    def group_form(self, name: str) -> GroupForm | None:
+        """How tensor `name` is quantised; None: in no way, or not in groups.
+
+        Raises ModelFileError when there is none.
+        """
+        self.shape(name)
+        return None
+
+    def load_grouped(self, name: str) -> GroupedWeights | None:
+        """Matrix `name` as it is quantised, or None like `group_form`."""
+        self.shape(name)
+        return None
 
     @abstractmethod
     def close(self) -> None:
@@ -100,6 +115,17 @@ class GGUFCheckpoint(Checkpoint):
             raise self._missing(name)
         tensor = self.file.tensors[name]
         return dequantize(tensor.raw, tensor.type, tensor.shape)
+
+    def group_form(self, name: str) -> GroupForm | None:
+        is_matrix = len(self.shape(name)) == 2
+        return group_form(self.file.tensors[name].type) if is_matrix else None
+
+    def load_grouped(self, name: str) -> GroupedWeights | None:
+        if self.group_form(name) is None:
+            return None
+        tensor = self.file.tensors[name]
+        rows, columns = tensor.shape
+        return group_weights(tensor.raw, tensor.type, (rows, columns))
 
     def close(self) -> None:
         self.file.close()

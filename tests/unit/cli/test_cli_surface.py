@@ -59,6 +59,15 @@ MODEL = {"--model -m", "--trace"}
 SURFACE = {
     "": {"--version"},
     "bench": set(),
+    "bench accuracy": {
+        "--against",
+        "--json",
+        "--kernels",
+        "--model -m",
+        "--text",
+        "--threads",
+        "--windows",
+    },
     "bench policies": {
         "--concurrency",
         "--json",

@@ -34,6 +34,28 @@ def test_json(cli, small, model_folder) -> None:
     assert model["fits"] == [{"num_tokens": 256, "num_requests": num_blocks // 16}]
 
 
+def test_bytes_take_less(cli, small, model_folder) -> None:
+    memory = {}
+    for kernels in ("native", "int8"):
+        code, out, err = cli("info", model_folder, "--json", "--kernels", kernels)
+        if "cannot be used" in err:
+            pytest.skip("no native library here")
+        model = json.loads(out)["model"]
+        assert (code, model["kernels"]) == (0, kernels)
+        memory[kernels] = model["memory"]
+        if kernels == "int8":
+            # 16 codes and a float scale for a head
+            assert model["kv_bytes_per_token"] == 3 * 2 * 1 * (16 + 4)
+    assert memory["int8"]["weights_bytes"] < memory["native"]["weights_bytes"] / 3
+
+
+def test_bytes_need_whole_pages(cli, model_folder) -> None:
+    code, _, err = cli("info", model_folder, "--kernels", "int8", "--block-size", "8")
+    if "cannot be used" in err:
+        pytest.skip("no native library here")
+    assert code == 2 and "block_size that is a multiple of 16, not 8" in err
+
+
 def test_a_model_is_planned_and_not_loaded(cli, model_folder, monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("weights were loaded")

@@ -31,7 +31,11 @@ MACHINE = Machine(
 
 
 def resolve(**asked: Any) -> ResolvedConfig:
-    return resolve_config(EngineConfig(**asked), MODEL, MACHINE, weights_bytes=GIB)
+    config = EngineConfig(**asked)
+    block_bytes = config.block_size * MODEL.kv_bytes_per_token
+    return resolve_config(
+        config, MODEL, MACHINE, block_bytes=block_bytes, weights_bytes=GIB, head_bytes=0
+    )
 
 
 def notes(**asked: Any) -> list[str]:

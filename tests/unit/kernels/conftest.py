@@ -11,7 +11,7 @@ from chairlift.kernels.cpu.ops import NativeKernels
 from chairlift.kernels.interface import Kernels
 from chairlift.kernels.reference import ReferenceKernels
 
-ISAS = ("scalar", "avx2", "avx512")
+ISAS = ("scalar", "avx2", "avx2_vnni", "avx512")
 
 MakeKernels = Callable[[int], Kernels]
 

@@ -24,6 +24,10 @@ def test_native_where_it_loads(library: NativeLibrary, name: str) -> None:
     assert create_kernels(name, 1).name == "native"
 
 
+def test_int8_on_request(library: NativeLibrary) -> None:
+    assert create_kernels("int8", 1).name == "int8"
+
+
 def test_reference_on_request(caplog: pytest.LogCaptureFixture) -> None:
     assert create_kernels("reference", 1).name == "reference"
     assert caplog.records == []
@@ -46,7 +50,7 @@ def test_native_on_request_does_not_fall_back(no_library: None) -> None:
 
 
 def test_an_unknown_name_lists_the_names() -> None:
-    with pytest.raises(ConfigError, match=r"'cuda': choose one of auto, native, reference"):
+    with pytest.raises(ConfigError, match=r"'cuda': choose one of auto, native, int8, reference"):
         create_kernels("cuda", 1)
 
 

@@ -14,26 +14,22 @@ from numpy.typing import NDArray
 
 from chairlift.core.kv_cache_manager import BlockMoves
 from chairlift.errors import ConfigError
-from chairlift.models.model_config import ModelConfig
+from chairlift.kernels.interface import KvBlockFormat
 from chairlift.runner import kv_cache as kv_cache_module
 from chairlift.runner.kv_cache import KVCache
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=32,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    max_position=128,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
-    rope_dim=8,
-    rope_interleaved=False,
-)
 BLOCK_SIZE = 4
+TOKEN_BYTES = 3 * 2 * 2 * 8 * 4
+
+
+def float_block(block_size: int = BLOCK_SIZE) -> KvBlockFormat:
+    """Three layers of two heads of eight floats."""
+    return KvBlockFormat(
+        block_size=block_size, shape=(3, 2, block_size, 2, 8), dtype=np.dtype(np.float32)
+    )
+
+
+BYTE_BLOCK = KvBlockFormat(block_size=16, shape=(3, 1000), dtype=np.dtype(np.uint8))
 
 MakeCache = Callable[[], KVCache]
 
@@ -44,9 +40,7 @@ def make_cache(request: pytest.FixtureRequest, tmp_path: Path) -> MakeCache:
     swap_path = str(tmp_path) if request.param == "file" else None
 
     def make() -> KVCache:
-        return KVCache(
-            CONFIG, num_blocks=6, block_size=BLOCK_SIZE, num_swap_blocks=4, swap_path=swap_path
-        )
+        return KVCache(float_block(), num_blocks=6, num_swap_blocks=4, swap_path=swap_path)
 
     return make
 
@@ -63,10 +57,10 @@ def assert_same_bits(one: NDArray[np.float32], other: NDArray[np.float32]) -> No
 
 
 def test_block_major_layout() -> None:
-    cache = KVCache(CONFIG, num_blocks=6, block_size=BLOCK_SIZE)
+    cache = KVCache(float_block(), num_blocks=6)
     assert cache.blocks.shape == (6, 3, 2, BLOCK_SIZE, 2, 8)
     assert cache.blocks.flags.c_contiguous and cache.blocks.dtype == np.float32
-    assert cache.block_bytes == cache.blocks[0].nbytes == BLOCK_SIZE * CONFIG.kv_bytes_per_token
+    assert cache.block_bytes == cache.blocks[0].nbytes == BLOCK_SIZE * TOKEN_BYTES
     assert not cache.blocks.any(), "fresh pages are zero"
 
 
@@ -95,15 +89,23 @@ def test_moves_run_out_then_in_then_copies(make_cache: MakeCache) -> None:
     assert cache.blocks[:, 0, 0, 0, 0, 0].tolist() == [0, 10, 2, 1, 4, 10]
 
 
+def test_blocks_of_bytes_move_as_wholes(tmp_path: Path) -> None:
+    cache = KVCache(BYTE_BLOCK, num_blocks=3, num_swap_blocks=2, swap_path=str(tmp_path))
+    assert cache.blocks.shape == (3, 3, 1000) and cache.blocks.dtype == np.uint8
+    assert cache.block_bytes == 3000
+    cache.blocks[:] = np.random.default_rng(1).integers(0, 256, cache.blocks.shape)
+    before = cache.blocks.copy()
+    cache.move(BlockMoves(swap_outs=[(0, 1)], swap_ins=[(1, 2)], copies=[(1, 0)]))
+    np.testing.assert_array_equal(cache.blocks, before[[1, 1, 0]])
+
+
 def test_no_moves_take_no_time(make_cache: MakeCache) -> None:
     assert make_cache().move(BlockMoves()) == (0.0, 0.0)
 
 
 def test_the_swap_file_has_no_name_and_its_space_is_taken_at_once(tmp_path: Path) -> None:
     before = open_swap_files(tmp_path)
-    cache = KVCache(
-        CONFIG, num_blocks=1, block_size=16, num_swap_blocks=64, swap_path=str(tmp_path)
-    )
+    cache = KVCache(float_block(16), num_blocks=1, num_swap_blocks=64, swap_path=str(tmp_path))
     assert list(tmp_path.iterdir()) == [], "nothing is left behind, even after kill -9"
     (file,) = open_swap_files(tmp_path) - before
     status = os.stat(f"/proc/self/fd/{file}")
@@ -131,9 +133,8 @@ def open_swap_files(folder: Path) -> set[str]:
 def test_a_missing_swap_folder_is_one_line_that_names_swap_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file or directory") as caught:
         KVCache(
-            CONFIG,
+            float_block(16),
             num_blocks=1,
-            block_size=16,
             num_swap_blocks=2,
             swap_path=str(tmp_path / "missing"),
         )
@@ -149,7 +150,7 @@ def test_a_full_disk_is_one_line_that_names_swap_path(
 
     monkeypatch.setattr(kv_cache_module.os, "posix_fallocate", no_space)
     with pytest.raises(ConfigError, match="No space left on device; set a smaller swap_space") as e:
-        KVCache(CONFIG, num_blocks=1, block_size=16, num_swap_blocks=2, swap_path=str(tmp_path))
+        KVCache(float_block(16), num_blocks=1, num_swap_blocks=2, swap_path=str(tmp_path))
     assert e.value.field == "swap_path"
     assert list(tmp_path.iterdir()) == []
 
@@ -157,12 +158,11 @@ def test_a_full_disk_is_one_line_that_names_swap_path(
 def test_a_disk_that_is_really_too_small(tmp_path: Path) -> None:
     """Nothing mocked: more blocks than the disk has room for."""
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    block_bytes = 256 * CONFIG.kv_bytes_per_token
+    block_bytes = 256 * TOKEN_BYTES
     with pytest.raises(ConfigError, match="swap_path"):
         KVCache(
-            CONFIG,
+            float_block(256),
             num_blocks=1,
-            block_size=256,
             num_swap_blocks=100 * free // block_bytes + 1,
             swap_path=str(tmp_path),
         )
@@ -174,20 +174,20 @@ def test_memory_that_the_system_does_not_grant(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(kv_cache_module.mmap, "mmap", refuse)
     with pytest.raises(ConfigError, match="set a smaller kv_cache_memory or swap_space") as caught:
-        KVCache(CONFIG, num_blocks=1, block_size=16)
+        KVCache(float_block(16), num_blocks=1)
     assert caught.value.field == "kv_cache_memory"
 
 
 def test_without_swap_space_nothing_is_reserved(tmp_path: Path) -> None:
     """Not even the folder is looked at."""
-    cache = KVCache(CONFIG, num_blocks=1, block_size=16, swap_path=str(tmp_path / "missing"))
+    cache = KVCache(float_block(16), num_blocks=1, swap_path=str(tmp_path / "missing"))
     assert cache.move(BlockMoves()) == (0.0, 0.0)
 
 
 def test_memory_is_committed_only_as_blocks_are_written() -> None:
-    num_blocks = 4 * 2**30 // (256 * CONFIG.kv_bytes_per_token)
+    num_blocks = 4 * 2**30 // (256 * TOKEN_BYTES)
     before = resident_bytes()
-    cache = KVCache(CONFIG, num_blocks=num_blocks, block_size=256, num_swap_blocks=num_blocks)
+    cache = KVCache(float_block(256), num_blocks=num_blocks, num_swap_blocks=num_blocks)
     assert cache.blocks.nbytes > 4 * 2**30 - 2**20
     assert resident_bytes() - before < 64 * 2**20
     cache.blocks[: num_blocks // 64] = 1

@@ -32,7 +32,8 @@ MODEL = ModelConfig(
     rope_interleaved=False,
 )
 WEIGHTS = 200 * MIB
-BLOCK = 16 * MODEL.kv_bytes_per_token  # 256 KiB
+TOKEN = MODEL.kv_bytes_per_token
+BLOCK = 16 * TOKEN  # 256 KiB
 
 
 def machine(free: int, total: int | None = None) -> Machine:
@@ -51,13 +52,16 @@ def plan(
     tokens: int = 512,
     seqs: int = 256,
     weights: int = WEIGHTS,
+    head: int = 0,
     **options: Any,
 ) -> MemoryPlan:
     return plan_memory(
         EngineConfig(**options),
         MODEL,
         machine(free, total),
+        block_bytes=options.get("block_size", 16) * TOKEN,
         weights_bytes=weights,
+        head_bytes=head,
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
     )
@@ -276,6 +280,13 @@ def test_the_description_has_every_decision_with_its_reason() -> None:
     assert "fits 8 requests of 2048 tokens, 1 of 16384" in text
     assert "max_model_len 16384 (what the KV cache holds, of the model's 32768)" in text
     assert "swap space 4.0 GiB (file in /some/folder)" in text
+
+
+def test_a_head_that_takes_more_than_all_weights_while_it_is_packed() -> None:
+    base = plan()
+    assert plan(head=WEIGHTS + base.work_bytes // 2) == base
+    rope_table = 4 * MODEL.max_position * MODEL.rope_dim
+    assert plan(head=WEIGHTS + GIB).work_bytes == GIB + rope_table
 
 
 def test_more_tokens_rows_or_positions_take_more_work_space() -> None:

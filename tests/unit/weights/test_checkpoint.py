@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import gguf.quants
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -46,9 +47,37 @@ def test_a_hugging_face_folder(hf_folder: Path) -> None:
         assert checkpoint.shape("token_embd.weight") == (3, 2)
         assert checkpoint.num_bytes == (6 + 2) * 4
         np.testing.assert_array_equal(checkpoint.load("blk.0.attn_q.bias"), [1, 1])
-        for access in (checkpoint.shape, checkpoint.load):
+        assert checkpoint.load_grouped("token_embd.weight") is None
+        for access in (checkpoint.shape, checkpoint.load, checkpoint.load_grouped):
             with pytest.raises(ModelFileError, match=r"has no tensor 'output\.weight'"):
                 access("output.weight")
+
+
+def test_quantised_matrices_can_stay_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((4, 64), np.float32)
+    kind = gguf.GGMLQuantizationType.Q4_1
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("packed.weight", gguf.quants.quantize(matrix, kind), raw_dtype=kind)
+    writer.add_tensor("plain.weight", matrix)
+    writer.add_tensor("norm.weight", matrix[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
+        grouped, form = (
+            checkpoint.load_grouped("packed.weight"),
+            checkpoint.group_form("packed.weight"),
+        )
+        assert grouped is not None and form is not None
+        assert (grouped.bits, form.bits, form.has_minimum) == (4, 4, True)
+        floats = checkpoint.load("packed.weight")
+        np.testing.assert_allclose(grouped.dequantize(), floats, rtol=0, atol=1e-6)
+        for name in ("plain.weight", "norm.weight"):
+            assert checkpoint.load_grouped(name) is checkpoint.group_form(name) is None
+        with pytest.raises(ModelFileError, match="has no tensor 'absent'"):
+            checkpoint.load_grouped("absent")
 
 
 def test_a_gguf_file(write_gguf: WriteGGUF) -> None:

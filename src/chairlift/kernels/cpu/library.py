@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import weakref
 from functools import cache
 from pathlib import Path
 
@@ -87,6 +88,50 @@ SIGNATURES = {
         ctypes.c_int32,
         (ctypes.c_void_p, FLOATS, SIZE, FLOATS, FLOATS, SIZE, SIZE, FLOATS),
     ),
+    "chairlift_linear_q8_size": (SIZE, (ctypes.c_void_p,)),
+    "chairlift_linear_q8_pack": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    ),
+    "chairlift_linear_q8": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, ctypes.c_void_p, FLOATS, FLOATS, FLOATS),
+    ),
+    "chairlift_mlp_q8": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, ctypes.c_void_p, ctypes.c_void_p, FLOATS, FLOATS),
+    ),
+    "chairlift_norm_linear_q8": (
+        ctypes.c_int32,
+        (
+            *(ctypes.c_void_p, FLOATS, SIZE, FLOATS, ctypes.c_float),
+            *(ctypes.c_void_p, FLOATS, FLOATS, FLOATS),
+        ),
+    ),
+    "chairlift_norm_mlp_q8": (
+        ctypes.c_int32,
+        (
+            *(ctypes.c_void_p, FLOATS, SIZE, FLOATS, ctypes.c_float),
+            *(ctypes.c_void_p, FLOATS, ctypes.c_void_p, FLOATS, FLOATS, FLOATS),
+        ),
+    ),
+    "chairlift_rows_q8": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, SIZE, FLOATS),
+    ),
+    "chairlift_attention_block_int8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_quantize_rows": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, SIZE, SIZE, ctypes.c_void_p),
+    ),
+    "chairlift_measure_int8_dot": (ctypes.c_double, (ctypes.c_void_p,)),
+    "chairlift_kv_piece_bytes": (SIZE, (ctypes.c_int32, SIZE, SIZE, SIZE)),
+    "chairlift_qkv_to_cache_int8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_paged_attention_int8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_measure_read": (
+        ctypes.c_double,
+        (ctypes.c_void_p, ctypes.c_void_p, SIZE, SIZE, ctypes.c_void_p, SIZE),
+    ),
     "chairlift_paged_attention_f32": (
         ctypes.c_int32,
         (ctypes.c_void_p, ctypes.POINTER(AttentionTask)),
@@ -135,6 +180,13 @@ class NativeLibrary:
         """
         if self.functions.chairlift_set_isa(name.encode()) != 0:
             raise ConfigError(self.last_error, field=ISA_VARIABLE)
+
+    def create_pool(self, num_threads: int, owner: object) -> ctypes.c_void_p:
+        """A pool of threads, the calling one included, that lives as long as `owner`."""
+        pool = ctypes.c_void_p()
+        self.check(self.functions.chairlift_pool_create(num_threads, ctypes.byref(pool)))
+        weakref.finalize(owner, self.functions.chairlift_pool_destroy, pool)
+        return pool
 
     @property
     def last_error(self) -> str:

@@ -7,7 +7,6 @@ argument is an exception, never a crash.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.cpu.library import AttentionTask, load_library
-from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray, Linear
+from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray, Linear, Matrix
 from chairlift.kernels.reference import ReferenceKernels, stack_linear
 
 
@@ -46,13 +45,15 @@ class NativeKernels(ReferenceKernels):
         super().__init__(num_threads)
         self.name = "native"
         self._functions = self.library.functions
-        pool = ctypes.c_void_p()
-        self.library.check(self._functions.chairlift_pool_create(num_threads, ctypes.byref(pool)))
-        self._pool = pool
-        weakref.finalize(self, self._functions.chairlift_pool_destroy, pool)
+        self._pool = self.library.create_pool(num_threads, owner=self)
+
+    @property
+    def pool(self) -> ctypes.c_void_p:
+        """The threads, for other ops of the same library; lives as long as this object."""
+        return self._pool
 
     def prepare_linear(
-        self, weights: Sequence[FloatArray], biases: Sequence[FloatArray | None]
+        self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:
         """Stack matrices [out_i, in] and pack the result.  Missing biases are zero."""
         matrix, bias = stack_linear(weights, biases)

@@ -1,0 +1,204 @@
+"""Steps of the engine's model on each kind of kernels: decode at several batch sizes, prefill, and
+where a step's time goes; then whole generations.
+
+    python benchmarks/engine_steps.py steps [--model smollm2] [--kernels native int8]
+    python benchmarks/engine_steps.py generate [--requests 32 --input-len 512 --output-len 128]
+
+Kinds of kernels take turns, and the best of a few rounds counts: other processes only add time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from chairlift import LLM, SamplingParams
+from chairlift.config import EngineConfig
+from chairlift.core.scheduler_output import ScheduledRequest
+from chairlift.engine.loaded_model import LoadedModel, load_model
+from chairlift.kernels.interface import BatchLayout, FloatArray
+from chairlift.models.decoder import Decoder
+from chairlift.runner.forward_batch import build_layout
+from chairlift.runner.model_runner import ModelRunner
+from chairlift.runner.sampler import Sampler
+
+CONTEXT = 300
+PREFILL = 512
+BATCHES = (1, 8, 32, 128)
+BLOCK_SIZE = 16
+
+
+def layout_of(chunks: list[tuple[int, int]]) -> BatchLayout:
+    """Chunks (new tokens, context), each in blocks of its own."""
+    items, next_block = [], 0
+    for new, context in chunks:
+        count = -(-context // BLOCK_SIZE)
+        blocks = range(next_block, next_block + count)
+        items.append(ScheduledRequest("", "decode", context - new, new, blocks, True))
+        next_block += count
+    return build_layout(items, BLOCK_SIZE)
+
+
+class Step:
+    """One step, run in parts so that each can be timed."""
+
+    def __init__(self, model: LoadedModel, chunks: list[tuple[int, int]], num_logits: int) -> None:
+        self.decoder, self.cache = model.runner.model, model.runner.kv_cache.blocks
+        self.layout = layout_of(chunks)
+        count = len(self.layout.positions)
+        ids = np.random.default_rng(0).integers(0, self.decoder.config.vocab_size, count)
+        self.token_ids = ids.astype(np.int32)
+        self.rows = np.arange(count - num_logits, count, dtype=np.int32)
+
+    def run(self) -> dict[str, float]:
+        """Seconds of each part, summed over layers."""
+        ops, decoder = self.decoder.kernels, self.decoder
+        seconds = dict.fromkeys(("embed", "attention", "mlp", "head"), 0.0)
+
+        def timed(part: str, function: Callable[[], FloatArray]) -> FloatArray:
+            start = time.perf_counter()
+            result = function()
+            seconds[part] += time.perf_counter() - start
+            return result
+
+        start = time.perf_counter()
+        x = timed("embed", lambda: ops.embed(decoder.embedding, self.token_ids))
+        for index, layer in enumerate(decoder.layers):
+            x = timed(
+                "attention",
+                lambda x=x, index=index, layer=layer: ops.attention_block(
+                    x, layer.attention, layer.spec, decoder.rope, self.cache, index, self.layout
+                ),
+            )
+            x = timed(
+                "mlp",
+                lambda x=x, layer=layer: ops.mlp_block(x, layer.mlp, decoder.config.rms_norm_eps),
+            )
+        timed("head", lambda: decoder.logits(x, self.rows))
+        seconds["step"] = time.perf_counter() - start
+        return seconds
+
+
+def best(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
+    """The fastest step of each kind of kernels."""
+    found: dict[str, dict[str, float]] = {}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            seconds = step.run()
+            if name not in found or seconds["step"] < found[name]["step"]:
+                found[name] = seconds
+    return found
+
+
+def measure_steps(arguments: argparse.Namespace) -> None:
+    blocks = max(BATCHES) * -(-CONTEXT // BLOCK_SIZE) + 1
+    models = {}
+    for name in arguments.kernels:
+        asked = EngineConfig(
+            model=arguments.model, kernels=name, threads=arguments.threads, swap_space=0.0
+        )
+        models[name] = load_model(asked)
+        assert models[name].resolved.memory.num_blocks >= blocks
+        # Every page is written once, or the first steps would read the system's page of zeros.
+        models[name].runner.kv_cache.blocks[:blocks] = 1
+    titles = "".join(
+        f"{part:>10}" for part in ("kernels", "ms", "embed", "attention", "mlp", "head")
+    )
+    print(f"{'step':16}{titles}")
+    cases = [(f"decode {n}", [(1, CONTEXT)] * n, n) for n in BATCHES]
+    cases.append((f"prefill {PREFILL}", [(PREFILL, PREFILL)], 1))
+    for label, chunks, num_logits in cases:
+        steps = {name: Step(model, chunks, num_logits) for name, model in models.items()}
+        for name, seconds in best(steps, arguments.rounds).items():
+            ms = {part: 1e3 * value for part, value in seconds.items()}
+            print(
+                f"{label:16}{name:>10}{ms['step']:10.2f}{ms['embed']:10.2f}{ms['attention']:10.2f}"
+                f"{ms['mlp']:10.2f}{ms['head']:10.2f}"
+            )
+
+
+@contextmanager
+def timed_methods(methods: dict[str, tuple[type, str]]) -> Iterator[dict[str, float]]:
+    """Seconds inside each method, called from anywhere."""
+    seconds = dict.fromkeys(methods, 0.0)
+    originals = {part: getattr(owner, name) for part, (owner, name) in methods.items()}
+
+    def wrap(part: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return originals[part](*arguments, **named)
+            finally:
+                seconds[part] += time.perf_counter() - start
+
+        return timed
+
+    for part, (owner, name) in methods.items():
+        setattr(owner, name, wrap(part))
+    try:
+        yield seconds
+    finally:
+        for part, (owner, name) in methods.items():
+            setattr(owner, name, originals[part])
+
+
+PARTS: dict[str, tuple[type, str]] = {
+    "layers": (Decoder, "forward"),
+    "head": (Decoder, "logits"),
+    "sampling": (Sampler, "sample"),
+    "step": (ModelRunner, "submit"),
+}
+
+
+def measure_generate(arguments: argparse.Namespace) -> None:
+    rng = np.random.default_rng(0)
+    size = (arguments.requests, arguments.input_len)
+    prompts = [{"prompt_token_ids": row} for row in rng.integers(100, 40_000, size).tolist()]
+    params = SamplingParams(temperature=0.0, max_tokens=arguments.output_len, ignore_eos=True)
+    for name in arguments.kernels:
+        llm = LLM(
+            arguments.model,
+            kernels=name,
+            threads=arguments.threads,
+            enable_prefix_caching=False,
+            max_num_seqs=max(256, arguments.requests),
+        )
+        fastest, split = float("inf"), {}
+        for _ in range(arguments.rounds):
+            with timed_methods(PARTS) as seconds:
+                start = time.perf_counter()
+                llm.generate(prompts, params, use_tqdm=False)
+                total = time.perf_counter() - start
+            if total < fastest:
+                fastest, split = total, seconds
+        tokens = arguments.requests * arguments.output_len
+        print(
+            f"{arguments.requests} x ({arguments.input_len} in, {arguments.output_len} out)"
+            f" {name:>8} {fastest:7.2f} s {tokens / fastest:8.1f} output tokens/s:"
+            f" layers {split['layers']:.2f} s, head {split['head']:.2f} s,"
+            f" sampling {split['sampling']:.2f} s, scheduling and text"
+            f" {fastest - split['step']:.2f} s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("what", choices=("steps", "generate"))
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--kernels", nargs="+", default=["native", "int8"])
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--input-len", type=int, default=512)
+    parser.add_argument("--output-len", type=int, default=128)
+    arguments = parser.parse_args()
+    {"steps": measure_steps, "generate": measure_generate}[arguments.what](arguments)
+
+
+if __name__ == "__main__":
+    main()

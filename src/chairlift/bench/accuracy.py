@@ -1,0 +1,282 @@
+"""How far one kernel mode is from float32 kernels: the same model, the same text, token by token.
+
+Both read the text in windows, each from its own start.  Compared are the perplexities, and how
+often both put the same token first.  Knows nothing of a mode but its name and its bounds.
+
+```
+window      t0   t1   t2  ..  t511
+predicts    t1   t2   t3  ..           511 predictions, all of them scored
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.bench.machine_facts import machine_facts
+from chairlift.bench.text_table import text_table
+from chairlift.config import EngineConfig, KernelsName
+from chairlift.core.scheduler_output import ScheduledRequest
+from chairlift.engine.loaded_model import LoadedModel, load_model
+from chairlift.errors import ConfigError
+from chairlift.kernels.interface import FloatArray, IntArray
+from chairlift.runner.forward_batch import build_layout
+from chairlift.runner.memory import LOGIT_ROWS
+from chairlift.tokenizer.tokenizer import Tokenizer
+
+WINDOW_TOKENS = 512
+FLOAT32_KERNELS: tuple[KernelsName, ...] = ("native", "reference")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyBounds:
+    """What a mode must keep to."""
+
+    max_perplexity_change: float
+    """Relative; one-sided, as a lower perplexity is no fault."""
+    min_agreement: float
+
+
+FLOAT32_BOUNDS = AccuracyBounds(max_perplexity_change=0.0001, min_agreement=0.999)
+"""The same arithmetic in another order."""
+QUANTIZED_BOUNDS = AccuracyBounds(max_perplexity_change=0.003, min_agreement=0.97)
+"""The file's own weights; activations, keys and values in 8 bits."""
+
+
+def bounds_of(kernels: str) -> AccuracyBounds:
+    """The bounds of a mode."""
+    return FLOAT32_BOUNDS if kernels in FLOAT32_KERNELS else QUANTIZED_BOUNDS
+
+
+@dataclass(slots=True, kw_only=True)
+class AccuracyTally:
+    """Sums over the predictions so far; losses in nats."""
+
+    num_predictions: int = 0
+    num_agreed: int = 0
+    loss: float = 0.0
+    against_loss: float = 0.0
+    squared_difference: float = 0.0
+    """Of the two losses."""
+
+    def add(self, logits: FloatArray, against: FloatArray, next_ids: IntArray) -> None:
+        """Count R predictions: logits [R, vocab] of both, and the R tokens that did follow."""
+        loss, against_loss = token_losses(logits, next_ids), token_losses(against, next_ids)
+        self.num_predictions += len(next_ids)
+        self.num_agreed += int((logits.argmax(axis=1) == against.argmax(axis=1)).sum())
+        self.loss += float(loss.sum())
+        self.against_loss += float(against_loss.sum())
+        self.squared_difference += float(np.square(loss - against_loss).sum())
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss / self.num_predictions)
+
+    @property
+    def against_perplexity(self) -> float:
+        return math.exp(self.against_loss / self.num_predictions)
+
+    @property
+    def perplexity_change(self) -> float:
+        """Relative to the float32 kernels; above 0 is worse."""
+        return math.expm1((self.loss - self.against_loss) / self.num_predictions)
+
+    @property
+    def perplexity_change_error(self) -> float:
+        """One standard error of the change: what another text of this length would move it by."""
+        mean = (self.loss - self.against_loss) / self.num_predictions
+        variance = self.squared_difference / self.num_predictions - mean * mean
+        return math.sqrt(max(variance, 0.0) / self.num_predictions)
+
+    @property
+    def agreement(self) -> float:
+        """Share of the predictions whose most likely token is the same."""
+        return self.num_agreed / self.num_predictions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyReport:
+    """What was measured, beside its bounds."""
+
+    model: str
+    kernels: str
+    against: str
+    num_windows: int
+    window_tokens: int
+    bounds: AccuracyBounds
+    tally: AccuracyTally
+
+    @property
+    def passed(self) -> bool:
+        """False, too, where a figure is not a number."""
+        is_close = self.tally.perplexity_change <= self.bounds.max_perplexity_change
+        return is_close and self.tally.agreement >= self.bounds.min_agreement
+
+    def text(self) -> str:
+        tally, bounds = self.tally, self.bounds
+        rows = [
+            ("perplexity", f"{tally.against_perplexity:.4f}", f"{tally.perplexity:.4f}", ""),
+            (
+                "  change",
+                "",
+                f"{tally.perplexity_change:+z.3%} +- {tally.perplexity_change_error:.3%}",
+                f"at most {bounds.max_perplexity_change:+.2%}",
+            ),
+            (
+                "same most likely token",
+                "",
+                f"{tally.agreement:.2%}",
+                f"at least {bounds.min_agreement:.1%}",
+            ),
+        ]
+        title = (
+            f"{tally.num_predictions} predictions in {self.num_windows} windows of"
+            f" {self.window_tokens} tokens"
+        )
+        table = text_table(("", self.against, self.kernels, "bound"), rows)
+        verdict = "passed" if self.passed else "FAILED"
+        return "\n".join([title, "", table, "", f"{self.kernels} {verdict}"])
+
+    def to_json(self) -> dict[str, Any]:
+        tally = self.tally
+        return {
+            "machine": machine_facts(),
+            "model": self.model,
+            "kernels": self.kernels,
+            "against": self.against,
+            "num_windows": self.num_windows,
+            "window_tokens": self.window_tokens,
+            "num_predictions": tally.num_predictions,
+            "perplexity": tally.perplexity,
+            "against_perplexity": tally.against_perplexity,
+            "perplexity_change": tally.perplexity_change,
+            "perplexity_change_error": tally.perplexity_change_error,
+            "agreement": tally.agreement,
+            "bounds": dataclasses.asdict(self.bounds),
+            "passed": self.passed,
+        }
+
+
+def check_modes(kernels: str, against: str) -> None:
+    """Raises `ConfigError` for a pair that would say nothing."""
+    if against not in FLOAT32_KERNELS:
+        raise ConfigError(
+            f"against must be one of {', '.join(FLOAT32_KERNELS)}, got {against!r}",
+            field="against",
+        )
+    if kernels == "auto":
+        raise ConfigError("kernels must name the mode to measure, not 'auto'", field="kernels")
+    if kernels == against:
+        raise ConfigError(
+            f"kernels and against are both {kernels!r}: choose different ones", field="against"
+        )
+
+
+def read_text(path: Path) -> str:
+    """The text to read.  Raises `ConfigError` where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError:
+        reason = "it is not UTF-8"
+    raise ConfigError(f"cannot read the text {path}: {reason}; name one with --text", field="text")
+
+
+def load_for_accuracy(
+    asked: EngineConfig, kernels: KernelsName, *, show_download: bool = False
+) -> LoadedModel:
+    """The model on these kernels, with memory for one window at a time."""
+    asked = dataclasses.replace(
+        asked, kernels=kernels, max_num_seqs=1, max_num_batched_tokens=WINDOW_TOKENS
+    )
+    return load_model(asked, show_download=show_download)
+
+
+def measure_accuracy(
+    tested: LoadedModel,
+    against: LoadedModel,
+    text: str,
+    *,
+    kernels: str,
+    against_kernels: str,
+    num_windows: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> AccuracyReport:
+    """Read `text` with both.  Raises `ConfigError` if it has less than one window.
+
+    num_windows: at most this many, from the text's start; None: all that the text fills.
+    """
+    size = min(
+        WINDOW_TOKENS, tested.resolved.memory.max_model_len, against.resolved.memory.max_model_len
+    )
+    windows = cut_windows(text, against.tokenizer, size)[:num_windows]
+    if not windows:
+        raise ConfigError(f"the text is too short: it needs {size} tokens", field="text")
+    tally = AccuracyTally()
+    for index, window in enumerate(windows):
+        _read_window(tested, against, window, tally)
+        progress(
+            f"window {index + 1}/{len(windows)}: perplexity {tally.against_perplexity:.3f},"
+            f" change {tally.perplexity_change:+z.3%}, agreement {tally.agreement:.2%}"
+        )
+    return AccuracyReport(
+        model=against.name,
+        kernels=kernels,
+        against=against_kernels,
+        num_windows=len(windows),
+        window_tokens=size,
+        bounds=bounds_of(kernels),
+        tally=tally,
+    )
+
+
+def cut_windows(text: str, tokenizer: Tokenizer, size: int) -> list[IntArray]:
+    """Whole windows of `size` tokens, one after the other; each begins as the model's texts do."""
+    start = [tokenizer.bos_id] if tokenizer.add_bos else []
+    step = size - len(start)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return [
+        np.array([*start, *ids[first : first + step]], dtype=np.int32)
+        for first in range(0, len(ids) - step + 1, step)
+    ]
+
+
+def token_losses(logits: FloatArray, next_ids: Sequence[int] | IntArray) -> NDArray[np.float64]:
+    """[R] negative log probabilities of the tokens that followed; logits [R, vocab]."""
+    with np.errstate(invalid="ignore"):  # what is not a number stays so, and fails the gate
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        total = np.exp(shifted).sum(axis=1, dtype=np.float64)
+        chosen = shifted[np.arange(len(next_ids)), next_ids].astype(np.float64)
+        losses: NDArray[np.float64] = np.log(total) - chosen
+    return losses
+
+
+def _read_window(
+    tested: LoadedModel, against: LoadedModel, window: IntArray, tally: AccuracyTally
+) -> None:
+    """A few rows of logits at a time: those of a whole window would be large."""
+    hidden, against_hidden = _forward(tested, window), _forward(against, window)
+    for first in range(0, len(window) - 1, LOGIT_ROWS):
+        rows = np.arange(first, min(first + LOGIT_ROWS, len(window) - 1), dtype=np.int32)
+        tally.add(
+            tested.runner.model.logits(hidden, rows),
+            against.runner.model.logits(against_hidden, rows),
+            window[rows + 1],
+        )
+
+
+def _forward(model: LoadedModel, window: IntArray) -> FloatArray:
+    """Hidden states [T, hidden] of one window, as one prompt."""
+    runner, block_size = model.runner, model.resolved.memory.block_size
+    blocks = range(-(-len(window) // block_size))
+    item = ScheduledRequest("", "prefill", 0, len(window), blocks, False)
+    return runner.model.forward(window, build_layout([item], block_size), runner.kv_cache.blocks)

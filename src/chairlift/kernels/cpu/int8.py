@@ -1,0 +1,393 @@
+"""The backend on bytes: quantised weights, activations and KV cache, half a layer per call.
+
+Matrices that a file holds quantised are packed as they are; others become signed bytes in groups of
+32.  Activations become bytes in front of every matrix, keys and values when they are stored.  What
+is added up between the halves of a layer stays float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chairlift.errors import ConfigError
+from chairlift.kernels.cpu.attention_int8 import AttentionInt8Task, KvInt8Ops, QkvToCacheTask
+from chairlift.kernels.cpu.library import SIZE, load_library
+from chairlift.kernels.cpu.linear_q8 import Q8Ops, QuantizedLinear, check_floats, pointer
+from chairlift.kernels.cpu.ops import check_array
+from chairlift.kernels.grouped_weights import (
+    QUANTISED_FLOATS,
+    GroupedWeights,
+    GroupForm,
+    quantise_matrix,
+    stack_weights,
+)
+from chairlift.kernels.interface import (
+    AttentionSpec,
+    AttentionWeights,
+    BatchLayout,
+    FloatArray,
+    IntArray,
+    Kernels,
+    KvArray,
+    KvBlockFormat,
+    Linear,
+    Matrix,
+    MlpWeights,
+    RopeTable,
+    Table,
+)
+from chairlift.kernels.reference import make_rope_table
+
+PAGE_TOKENS = 16
+INTERLEAVE = 16
+COLUMNS = 16
+"""Packed matrices are padded to a multiple of so many outputs, and to whole groups of 32."""
+POINTER = ctypes.c_void_p
+
+
+class AttentionBlockTask(ctypes.Structure):
+    """`chairlift_attention_block` of the C header, field by field."""
+
+    _fields_ = (
+        ("struct_size", SIZE),
+        ("x", POINTER),
+        ("out", POINTER),
+        ("norm", POINTER),
+        ("qkv", POINTER),
+        ("qkv_bias", POINTER),
+        ("output", POINTER),
+        ("output_bias", POINTER),
+        ("store", QkvToCacheTask),
+        ("attention", AttentionInt8Task),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the layers of one step have in common, filled in once.  Holds what it points to."""
+
+    batch: BatchLayout
+    rope: RopeTable
+    kv_cache: KvArray
+    spec: AttentionSpec
+    task: AttentionBlockTask
+
+
+class Int8Kernels(Kernels):
+    """The backend on bytes of the native library; `num_threads` includes the calling thread.
+
+    Raises:
+        LibraryUnavailableError: the library is absent or does not load.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.library = load_library()
+        self.name = "int8"
+        self.num_threads = num_threads
+        self._functions = self.library.functions
+        self._pool = self.library.create_pool(num_threads, owner=self)
+        self._linears = Q8Ops(self.library, self._pool)
+        self._pages = KvInt8Ops(self.library, self._pool, PAGE_TOKENS)
+        self._step: _Step | None = None
+
+    # -- preparation -------------------------------------------------------------------------
+    @property
+    def packs_quantised(self) -> bool:
+        return True
+
+    def kv_block(
+        self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
+    ) -> KvBlockFormat:
+        """[num_layers, piece_bytes] of bytes that only the library can read.
+
+        Raises:
+            ConfigError: block_size is no multiple of 16, or head_dim none up to 512.
+        """
+        try:
+            page = self._page_bytes(num_kv_heads, head_dim)
+        except ConfigError as error:
+            raise ConfigError(f"{error}: set kernels to native", field="kernels") from None
+        if block_size % PAGE_TOKENS:
+            raise ConfigError(
+                f"the int8 kernels need a block_size that is a multiple of {PAGE_TOKENS}, not"
+                f" {block_size}",
+                field="block_size",
+            )
+        return KvBlockFormat(
+            block_size=block_size,
+            shape=(num_layers, block_size // PAGE_TOKENS * page),
+            dtype=np.dtype(np.uint8),
+        )
+
+    def matrix_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """Codes and scales of the packed form; floats are quantised."""
+        form = form or QUANTISED_FLOATS
+        groups = -(-in_features // 32) * (32 // form.group_size)
+        is_half = form.half_scales and form.group_size == 32
+        per_group = (2 if is_half else 4) * (2 if form.has_minimum else 1)
+        columns = -(-out_features // COLUMNS) * COLUMNS
+        return columns * groups * (form.group_size * form.bits // 8 + per_group)
+
+    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+        """Floats if it was read as such, grouped weights of a byte each, and the packed form."""
+        floats = 4 * out_features * in_features if form is None else 0
+        group_size = (form or QUANTISED_FLOATS).group_size
+        grouped = out_features * (in_features + 8 * -(-in_features // group_size))
+        return floats + grouped + self.matrix_bytes(out_features, in_features, form)
+
+    def prepare_linear(
+        self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
+    ) -> QuantizedLinear:
+        """Stack matrices [out_i, in] and pack the result.  Missing biases are zero."""
+        matrix, bias = stack_grouped(weights, biases)
+        return self._linears.pack(matrix, bias)
+
+    def prepare_gate_up(
+        self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
+    ) -> QuantizedLinear:
+        """Gates and ups in turn, 16 of each.
+
+        Raises:
+            ConfigError: there is no whole number of such pairs.
+        """
+        matrix, bias = stack_grouped(weights, biases)
+        inner = matrix.out_features // 2
+        if inner % INTERLEAVE:
+            raise ConfigError(
+                f"the int8 kernels need an inner size that is a multiple of {INTERLEAVE}, not"
+                f" {inner}: set kernels to native",
+                field="kernels",
+            )
+        if bias is not None:
+            pairs = bias.reshape(2, -1, INTERLEAVE).swapaxes(0, 1)
+            bias = np.ascontiguousarray(pairs).reshape(-1)
+        return self._linears.pack(matrix, bias, interleave=INTERLEAVE)
+
+    def prepare_table(self, table: Matrix, head: Linear | None) -> Table:
+        """The packed head itself if it is the same matrix."""
+        return self.prepare_linear([table], [None]) if head is None else head
+
+    def rope_table(
+        self, inv_freq: Sequence[float], *, max_position: int, scaling: float
+    ) -> RopeTable:
+        """Float32 angles, as the models were trained with; cos and sin correctly rounded."""
+        return make_rope_table(inv_freq, max_position=max_position, scaling=scaling)
+
+    # -- coarse ops --------------------------------------------------------------------------
+    def embed(self, table: Table, token_ids: IntArray) -> FloatArray:
+        """Rows of the packed `table`, dequantised; [T, H]."""
+        packed = as_quantised(table)
+        check_array("token_ids", token_ids, np.int32, (None,))
+        result = np.empty((len(token_ids), packed.in_features), np.float32)
+        self.library.check(
+            self._functions.chairlift_rows_q8(
+                self._pool,
+                packed.packed.ctypes.data,
+                token_ids.ctypes.data,
+                len(token_ids),
+                result.ctypes.data,
+            )
+        )
+        return result
+
+    def attention_block(
+        self,
+        x: FloatArray,
+        weights: AttentionWeights,
+        spec: AttentionSpec,
+        rope: RopeTable,
+        kv_cache: KvArray,
+        layer: int,
+        batch: BatchLayout,
+    ) -> FloatArray:
+        """x + W_o attention(rope(W_qkv norm(x))); stores this step's keys and values first."""
+        qkv, output = as_quantised(weights.qkv), as_quantised(weights.output)
+        check_floats("x", x, (len(batch.positions), qkv.in_features))
+        check_floats("norm", weights.norm, (qkv.in_features,))
+        for norm in (weights.q_norm, weights.k_norm):
+            if norm is not None:
+                check_floats("head norm", norm, (spec.head_dim,))
+        if not 0 <= layer < kv_cache.shape[1]:
+            raise ValueError(f"layer {layer} is not one of the cache's {kv_cache.shape[1]}")
+        result = np.empty_like(x)
+        task = self._task(spec, rope, kv_cache, batch)
+        task.x, task.out = x.ctypes.data, result.ctypes.data
+        task.norm = weights.norm.ctypes.data
+        task.qkv, task.qkv_bias = qkv.packed.ctypes.data, pointer(qkv.bias)
+        task.output, task.output_bias = output.packed.ctypes.data, pointer(output.bias)
+        task.store.q_norm, task.store.k_norm = pointer(weights.q_norm), pointer(weights.k_norm)
+        piece = kv_cache.ctypes.data + layer * kv_cache.strides[1]
+        task.store.kv_cache = task.attention.kv_cache = piece
+        self.library.check(
+            self._functions.chairlift_attention_block_int8(self._pool, ctypes.byref(task))
+        )
+        return result
+
+    def mlp_block(self, x: FloatArray, weights: MlpWeights, eps: float) -> FloatArray:
+        """x + W_down (silu(W_gate norm(x)) * W_up norm(x))."""
+        gate_up, down = as_quantised(weights.gate_up), as_quantised(weights.down)
+        check_floats("x", x, (len(x), gate_up.in_features))
+        check_floats("norm", weights.norm, (gate_up.in_features,))
+        if down.out_features != gate_up.in_features:
+            raise ValueError("the matrices of the MLP do not fit each other")
+        result = np.empty_like(x)
+        self.library.check(
+            self._functions.chairlift_norm_mlp_q8(
+                self._pool,
+                x.ctypes.data,
+                len(x),
+                weights.norm.ctypes.data,
+                eps,
+                gate_up.packed.ctypes.data,
+                pointer(gate_up.bias),
+                down.packed.ctypes.data,
+                pointer(down.bias),
+                x.ctypes.data,
+                result.ctypes.data,
+            )
+        )
+        return result
+
+    def logits(
+        self, x: FloatArray, norm: FloatArray, eps: float, head: Linear, rows: IntArray
+    ) -> FloatArray:
+        """[R, vocab]: the output head applied to the normalised `rows` of x only."""
+        packed = as_quantised(head)
+        chosen = x[rows]
+        check_floats("x", chosen, (len(rows), packed.in_features))
+        check_floats("norm", norm, (packed.in_features,))
+        result = np.empty((len(rows), packed.out_features), np.float32)
+        self.library.check(
+            self._functions.chairlift_norm_linear_q8(
+                self._pool,
+                chosen.ctypes.data,
+                len(rows),
+                norm.ctypes.data,
+                eps,
+                packed.packed.ctypes.data,
+                pointer(packed.bias),
+                None,
+                result.ctypes.data,
+            )
+        )
+        return result
+
+    def _page_bytes(self, num_kv_heads: int, head_dim: int) -> int:
+        return self._pages.piece_bytes(num_kv_heads, head_dim)
+
+    def _task(
+        self, spec: AttentionSpec, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout
+    ) -> AttentionBlockTask:
+        """The step's task; layers after the first find it as the one before left it."""
+        step = self._step
+        if (
+            step is None
+            or step.batch is not batch
+            or step.rope is not rope
+            or step.kv_cache is not kv_cache
+            or step.spec != spec
+        ):
+            task = self._new_task(spec, rope, kv_cache, batch)
+            step = _Step(batch, rope, kv_cache, spec, task)
+            self._step = step
+        return step.task
+
+    def _new_task(
+        self, spec: AttentionSpec, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout
+    ) -> AttentionBlockTask:
+        page = self._page_bytes(spec.num_kv_heads, spec.head_dim)
+        check_inputs(spec, rope, kv_cache, batch, page)
+        block_size = kv_cache.shape[2] // page * PAGE_TOKENS
+        # Both structures have fields of these names.
+        shared = {
+            "block_stride": kv_cache.strides[0],
+            "num_blocks": len(kv_cache),
+            "num_tokens": len(batch.positions),
+            "block_size": block_size,
+            "num_heads": spec.num_heads,
+            "num_kv_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+        }
+        store = QkvToCacheTask(
+            struct_size=ctypes.sizeof(QkvToCacheTask),
+            cos=rope.cos.ctypes.data,
+            sin=rope.sin.ctypes.data,
+            positions=batch.positions.ctypes.data,
+            slots=batch.slot_mapping.ctypes.data,
+            max_position=len(rope.cos),
+            rope_dim=spec.rope_dim,
+            rope_interleaved=spec.rope_interleaved,
+            norm_eps=spec.rms_norm_eps,
+            **shared,
+        )
+        attention = AttentionInt8Task(
+            struct_size=ctypes.sizeof(AttentionInt8Task),
+            query_start=batch.query_start.ctypes.data,
+            context_lens=batch.context_lens.ctypes.data,
+            block_tables=batch.block_tables.ctypes.data,
+            num_sequences=len(batch.context_lens),
+            max_blocks=batch.block_tables.shape[1],
+            sliding_window=spec.sliding_window or 0,
+            scale=spec.scale,
+            **shared,
+        )
+        return AttentionBlockTask(
+            struct_size=ctypes.sizeof(AttentionBlockTask), store=store, attention=attention
+        )
+
+
+def check_inputs(
+    spec: AttentionSpec, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout, page: int
+) -> None:
+    """Raise ValueError unless the step's arrays fit together; the library checks the values."""
+    num_tokens, num_sequences = len(batch.positions), len(batch.context_lens)
+    check_array("cos", rope.cos, np.float32, (None, spec.rope_dim // 2))
+    check_array("sin", rope.sin, np.float32, rope.cos.shape)
+    check_array("positions", batch.positions, np.int32, (None,))
+    check_array("slot_mapping", batch.slot_mapping, np.int64, (num_tokens,))
+    check_array("query_start", batch.query_start, np.int32, (num_sequences + 1,))
+    check_array("context_lens", batch.context_lens, np.int32, (None,))
+    check_array("block_tables", batch.block_tables, np.int32, (num_sequences, None))
+    if kv_cache.dtype != np.uint8 or kv_cache.ndim != 3 or kv_cache.shape[2] % page:
+        raise ValueError(
+            f"kv_cache must be uint8 [.., .., pages of {page}], not {kv_cache.dtype}"
+            f" {kv_cache.shape}"
+        )
+    if kv_cache.strides[2] != 1:
+        raise ValueError("kv_cache must have dense pieces")
+
+
+def as_quantised(linear: Table) -> QuantizedLinear:
+    """Raises TypeError if another backend prepared it."""
+    if not isinstance(linear, QuantizedLinear):
+        raise TypeError(f"this matrix was prepared by another backend: {type(linear).__name__}")
+    return linear
+
+
+def stack_grouped(
+    weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
+) -> tuple[GroupedWeights, FloatArray | None]:
+    """Matrices below each other, floats among them quantised; their biases if there are any.
+
+    Raises:
+        ValueError: no matrices, unequal widths, or a bias that does not fit its matrix.
+    """
+    if len(weights) != len(biases):
+        raise ValueError(f"{len(weights)} matrices with {len(biases)} biases: give one for each")
+    parts = [
+        weight if isinstance(weight, GroupedWeights) else quantise_matrix(weight)
+        for weight in weights
+    ]
+    matrix = parts[0] if len(parts) == 1 else stack_weights(parts)
+    if all(bias is None for bias in biases):
+        return matrix, None
+    pairs = zip(parts, biases, strict=True)
+    stacked = [np.zeros(part.out_features) if bias is None else bias for part, bias in pairs]
+    for part, bias in zip(parts, stacked, strict=True):
+        if bias.shape != (part.out_features,):
+            raise ValueError(f"a bias {bias.shape} does not fit {part.out_features} outputs")
+    return matrix, np.concatenate(stacked).astype(np.float32)

@@ -1,0 +1,373 @@
+"""The backend on bytes against its oracles in numpy, and row for row against itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chairlift.errors import ConfigError
+from chairlift.kernels import reference_int8, reference_kv_int8
+from chairlift.kernels.cpu.int8 import Int8Kernels, stack_grouped
+from chairlift.kernels.grouped_weights import (
+    QUANTISED_FLOATS,
+    GroupedWeights,
+    GroupForm,
+    quantise_matrix,
+    stacked_form,
+)
+from chairlift.kernels.interface import (
+    AttentionWeights,
+    BatchLayout,
+    FloatArray,
+    IntArray,
+    KvArray,
+    MlpWeights,
+)
+from chairlift.kernels.reference import ReferenceKernels
+from unit.kernels.kernel_cases import Chunk, make_layout, make_spec, relative_error
+
+EPS = 1e-5
+BLOCK_SIZE = 16
+HIDDEN, INNER = 80, 48
+TOLERANCE = 2e-3
+"""Where a float lies on the border between two codes, its last bit decides between them."""
+
+
+def random(*shape: int, seed: int) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def norm_of(x: FloatArray, weight: FloatArray) -> FloatArray:
+    wide = x.astype(np.float64)
+    normed = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + EPS) * weight
+    return normed.astype(np.float32)
+
+
+def rows(count: int) -> IntArray:
+    return np.arange(count, dtype=np.int32)
+
+
+@pytest.fixture
+def int8(isa: str) -> Int8Kernels:
+    """The backend on two threads, at each instruction set."""
+    return Int8Kernels(2)
+
+
+class Layer:
+    """A layer's weights as a file has them, and prepared; queries of 6 heads over 2, of 32."""
+
+    def __init__(self, kernels: Int8Kernels, *, qk_norm: bool = True, dim: int = 32) -> None:
+        self.kernels, self.spec = kernels, make_spec(6, 2, dim)
+        sizes = [(6 * dim, HIDDEN), (2 * dim, HIDDEN), (2 * dim, HIDDEN)]
+        self.qkv = [quantise_matrix(random(*size, seed=i)) for i, size in enumerate(sizes)]
+        self.bias = random(6 * dim, seed=3)
+        self.output = quantise_matrix(random(HIDDEN, 6 * dim, seed=4))
+        self.gate_up = [quantise_matrix(random(INNER, HIDDEN, seed=seed)) for seed in (5, 6)]
+        self.gate_bias = random(INNER, seed=7)
+        self.down = quantise_matrix(random(HIDDEN, INNER, seed=8))
+        self.norm = random(HIDDEN, seed=9)
+        self.q_norm = random(dim, seed=10) if qk_norm else None
+        self.k_norm = random(dim, seed=11) if qk_norm else None
+        self.attention = AttentionWeights(
+            norm=self.norm,
+            qkv=kernels.prepare_linear(self.qkv, [self.bias, None, None]),
+            output=kernels.prepare_linear([self.output], [None]),
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+        )
+        self.mlp = MlpWeights(
+            norm=self.norm,
+            gate_up=kernels.prepare_gate_up(self.gate_up, [self.gate_bias, None]),
+            down=kernels.prepare_linear([self.down], [None]),
+        )
+        inv_freq = [0.5**i for i in range(dim // 2)]
+        self.rope = kernels.rope_table(inv_freq, max_position=128, scaling=1.0)
+
+    def new_cache(self, num_blocks: int = 12) -> KvArray:
+        block = self.kernels.kv_block(2, 2, self.spec.head_dim, BLOCK_SIZE)
+        return np.zeros((num_blocks, *block.shape), block.dtype)
+
+    def attend(self, x: FloatArray, cache: KvArray, layout: BatchLayout) -> FloatArray:
+        return self.kernels.attention_block(
+            x, self.attention, self.spec, self.rope, cache, 1, layout
+        )
+
+    def expected_attention(self, x: FloatArray, cache: KvArray, layout: BatchLayout) -> FloatArray:
+        """x + the oracles one after the other, over a cache of their own."""
+        matrix, bias = stack_grouped(self.qkv, [self.bias, None, None])
+        joint = reference_int8.linear_q8(norm_of(x, self.norm), matrix, bias).astype(np.float32)
+        codes, scales = reference_kv_int8.store_qkv(
+            joint,
+            self.rope,
+            cache,
+            1,
+            layout,
+            self.spec,
+            BLOCK_SIZE,
+            self.q_norm,
+            self.k_norm,
+        )
+        attended = reference_kv_int8.paged_attention(
+            codes, scales, cache, 1, layout, self.spec, BLOCK_SIZE
+        )
+        result = reference_int8.linear_q8(attended.reshape(len(x), -1), self.output, residual=x)
+        return result.astype(np.float32)
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("dim", [16, 32])
+def test_attention_block_is_the_oracles_one_after_the_other(
+    int8: Int8Kernels, qk_norm: bool, dim: int
+) -> None:
+    layer = Layer(int8, qk_norm=qk_norm, dim=dim)
+    cache, own = layer.new_cache(), layer.new_cache()
+    tables = [[3, 0, 7], [5, 1]]
+    steps: list[list[Chunk]] = [[(30, 30), (9, 9)], [(1, 31), (12, 21)]]
+    for seed, chunks in enumerate(steps):
+        layout = make_layout(chunks, tables, BLOCK_SIZE)
+        x = random(len(layout.positions), HIDDEN, seed=20 + seed)
+        before = x.copy()
+        result = layer.attend(x, cache, layout)
+        expected = layer.expected_attention(x, own, layout)
+        np.testing.assert_array_equal(x, before)
+        assert relative_error(result, expected) < TOLERANCE
+    assert not cache[:, 0].any(), "the other layer's keys and values were touched"
+    assert not cache[[2, 4, 6, 8, 9, 10, 11]].any(), "blocks of nobody were touched"
+
+
+def test_mlp_block_is_the_oracles_one_after_the_other(int8: Int8Kernels) -> None:
+    layer, x = Layer(int8), random(37, HIDDEN, seed=1)
+    matrix, bias = stack_grouped(layer.gate_up, [layer.gate_bias, None])
+    joint = reference_int8.linear_q8(norm_of(x, layer.norm), matrix, bias)
+    gate, up = joint[:, :INNER], joint[:, INNER:]
+    gated = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
+    expected = reference_int8.linear_q8(gated, layer.down, residual=x)
+    assert relative_error(int8.mlp_block(x, layer.mlp, EPS), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("width", [32, 50, 576])
+def test_the_head_reads_only_the_rows_asked_for(int8: Int8Kernels, width: int) -> None:
+    table, norm = quantise_matrix(random(99, width, seed=1)), random(width, seed=2)
+    x = 100 * random(10, width, seed=3)
+    chosen = np.array([7, 2, 9], np.int32)
+    x[[0, 1, 3, 4, 5, 6, 8]] = np.nan
+    head = int8.prepare_linear([table], [None])
+    expected = reference_int8.linear_q8(norm_of(x[chosen], norm), table)
+    result = int8.logits(x, norm, EPS, head, chosen)
+    assert result.shape == (3, 99)
+    assert relative_error(result, expected) < TOLERANCE
+
+
+def weights_of(form: GroupForm, out_features: int, in_features: int) -> GroupedWeights:
+    rng = np.random.default_rng(5)
+    shape = (out_features, -(-in_features // form.group_size))
+    scales = rng.uniform(0.001, 0.1, shape).astype(np.float16).astype(np.float32)
+    if not form.half_scales:
+        scales *= np.float32(1.2345)
+    mins = rng.uniform(-0.5, -0.1, shape).astype(np.float16).astype(np.float32)
+    return GroupedWeights(
+        codes=rng.integers(0, 1 << form.bits, (out_features, in_features), np.uint8),
+        scales=scales,
+        mins=mins if form.has_minimum else scales * np.float32(-(1 << (form.bits - 1))),
+        bits=form.bits,
+        group_size=form.group_size,
+    )
+
+
+FORMS = [
+    GroupForm(bits=bits, group_size=size, has_minimum=minimum, half_scales=half)
+    for bits in (4, 8)
+    for size, half in ((32, True), (32, False), (16, False))
+    for minimum in (True, False)
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_rows_of_a_packed_table_are_those_that_were_packed(
+    library: object, form: GroupForm
+) -> None:
+    kernels = Int8Kernels(2)
+    weights = weights_of(form, 101, 70)  # the last panel has fewer columns than the others
+    table = kernels.prepare_table(weights, None)
+    ids = np.array([0, 100, 47, 48, 99, 3, 3], np.int32)
+    expected = weights.dequantize()[ids]
+    np.testing.assert_allclose(kernels.embed(table, ids), expected, rtol=0, atol=1e-6)
+    every = np.arange(101, dtype=np.int32)
+    assert kernels.embed(table, every).shape == (101, 70)
+
+
+def test_a_tied_table_is_the_head(library: object) -> None:
+    kernels = Int8Kernels(1)
+    table = quantise_matrix(random(50, 64, seed=1))
+    head = kernels.prepare_linear([table], [None])
+    assert kernels.prepare_table(table, head) is head
+
+
+@pytest.mark.parametrize("bad", [-1, 50])
+def test_an_id_outside_the_table_is_an_error(library: object, bad: int) -> None:
+    kernels = Int8Kernels(1)
+    table = kernels.prepare_table(random(50, 64, seed=1), None)
+    with pytest.raises(ValueError, match=f"row {bad} is not in the matrix"):
+        kernels.embed(table, np.array([0, bad], np.int32))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("shape", [(96, 576), (100, 64)])
+def test_planned_bytes_are_those_of_the_packed_form(
+    library: object, form: GroupForm, shape: tuple[int, int]
+) -> None:
+    kernels = Int8Kernels(1)
+    packed = kernels.prepare_linear([weights_of(form, *shape)], [None]).num_bytes
+    header_and_padding = 64 + 64 * 3
+    assert 0 <= packed - kernels.matrix_bytes(*shape, form) <= header_and_padding
+
+
+@pytest.mark.parametrize(
+    "forms", [FORMS[:1] + FORMS[-1:], FORMS[:2], [FORMS[3], FORMS[6], FORMS[7]]], ids=str
+)
+def test_planned_bytes_of_a_stack_of_different_types(
+    library: object, forms: list[GroupForm]
+) -> None:
+    kernels = Int8Kernels(1)
+    parts = [weights_of(form, 96, 64) for form in forms]
+    packed = kernels.prepare_linear(parts, [None] * len(parts)).num_bytes
+    planned = kernels.matrix_bytes(96 * len(parts), 64, stacked_form(forms))
+    assert 0 <= packed - planned <= 64 + 64 * len(parts) * 2
+
+
+def test_planned_bytes_of_floats(library: object) -> None:
+    kernels = Int8Kernels(1)
+    packed = kernels.prepare_linear([random(100, 96, seed=1)], [None]).num_bytes
+    planned = kernels.matrix_bytes(100, 96, None)
+    assert planned == kernels.matrix_bytes(100, 96, QUANTISED_FLOATS) == 112 * 3 * 34
+    assert 0 <= packed - planned <= 256
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e7])
+def test_floats_become_bytes_within_half_a_step(scale: float) -> None:
+    matrix = random(40, 70, seed=1) * np.float32(scale)
+    matrix[3, :32] = 0
+    weights = quantise_matrix(matrix)
+    groups = np.zeros((40, 96), np.float32)
+    groups[:, :70] = matrix
+    largest = np.abs(groups).reshape(40, 3, 32).max(axis=2)
+    # Half a step of 1/127, more for a scale below the normal numbers of half precision.
+    step = np.maximum(largest / 127, 6e-8).repeat(32, axis=1)[:, :70]
+    assert (np.abs(weights.dequantize() - matrix) <= 0.51 * step + 1e-7 * np.abs(matrix)).all()
+    assert (weights.bits, weights.group_size) == (8, 32)
+    assert (weights.codes >= 1).all()
+
+
+def test_infinite_weights_spoil_their_own_group_only() -> None:
+    matrix = random(2, 64, seed=1)
+    matrix[0, 5] = np.inf
+    back = quantise_matrix(matrix).dequantize()
+    assert np.isnan(back[0, :32]).all() and np.isfinite(back[0, 32:]).all()
+    assert np.isfinite(back[1]).all()
+
+
+# -- company -----------------------------------------------------------------------------------
+
+
+def test_a_layer_in_a_batch_equals_it_alone(int8: Int8Kernels) -> None:
+    """Bit for bit: together, alone, token by token, and in chunks that end anywhere."""
+    layer = Layer(int8)
+    head = int8.prepare_linear([random(99, HIDDEN, seed=30)], [None])
+    inputs = [random(21, HIDDEN, seed=31), random(70, HIDDEN, seed=32)]
+    tables = [[4, 2], [0, 9, 3, 7, 1]]
+    cache = layer.new_cache()
+
+    def forward(*chunks: tuple[int, int, int]) -> FloatArray:
+        layout = make_layout(
+            [(end - first, end) for _, first, end in chunks],
+            [tables[sequence] for sequence, _, _ in chunks],
+            BLOCK_SIZE,
+        )
+        x = np.concatenate([inputs[s][first:end] for s, first, end in chunks])
+        x = int8.mlp_block(layer.attend(x, cache, layout), layer.mlp, EPS)
+        return int8.logits(x, layer.norm, EPS, head, rows(len(x)))
+
+    together = forward((0, 0, 21), (1, 0, 70))
+    np.testing.assert_array_equal(forward((0, 0, 21)), together[:21])
+    one_by_one = np.concatenate([forward((1, at, at + 1)) for at in range(70)])
+    np.testing.assert_array_equal(one_by_one, together[21:])
+    cuts = [0, 3, 4, 20, 33, 64, 65, 70]
+    chunked = [forward((1, a, b)) for a, b in zip(cuts, cuts[1:], strict=False)]
+    np.testing.assert_array_equal(np.concatenate(chunked), together[21:])
+
+
+def test_a_layer_on_any_number_of_threads(isa: str) -> None:
+    results = []
+    for num_threads in (1, 2, 3):
+        layer = Layer(Int8Kernels(num_threads))
+        layout = make_layout([(60, 60), (1, 1)], [[1, 2, 3, 4], [6]], BLOCK_SIZE)
+        x = layer.attend(random(61, HIDDEN, seed=1), layer.new_cache(), layout)
+        results.append(layer.kernels.mlp_block(x, layer.mlp, EPS))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_layers_of_one_step_may_differ_in_their_window(int8: Int8Kernels) -> None:
+    """What a step's layers share is kept; a layer of another kind must not find it."""
+    layer, other = Layer(int8), Layer(int8)
+    other.spec = make_spec(6, 2, 32, sliding_window=4)
+    layout = make_layout([(40, 40)], [[2, 0, 1]], BLOCK_SIZE)
+    x = random(40, HIDDEN, seed=1)
+    cache = layer.new_cache()
+    wide, narrow = layer.attend(x, cache, layout), other.attend(x, cache, layout)
+    np.testing.assert_array_equal(layer.attend(x, cache, layout), wide)
+    np.testing.assert_array_equal(narrow[:4], wide[:4])
+    assert (narrow[4:] != wide[4:]).any(axis=1).all()
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 24])
+def test_a_block_size_that_bytes_cannot_have(library: object, block_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"multiple of 16, not {block_size}") as caught:
+        Int8Kernels(1).kv_block(3, 2, 32, block_size)
+    assert caught.value.field == "block_size"
+
+
+def test_bytes_of_a_block(library: object) -> None:
+    """Codes of one byte, a float scale for each key and value, and nothing else."""
+    block = Int8Kernels(1).kv_block(30, 3, 64, 32)
+    assert block.num_bytes == 30 * 2 * 3 * 32 * (64 + 4)
+    assert (block.shape[0], block.dtype, block.block_size) == (30, np.uint8, 32)
+
+
+def test_a_head_size_that_bytes_cannot_have(library: object) -> None:
+    wanted = "head size that is a multiple of 16 up to 512, not 24: set kernels to native"
+    with pytest.raises(ConfigError, match=wanted) as caught:
+        Int8Kernels(1).kv_block(3, 2, 24, 16)
+    assert caught.value.field == "kernels"
+
+
+def test_an_inner_size_that_does_not_interleave(library: object) -> None:
+    with pytest.raises(ConfigError, match="multiple of 16, not 40: set kernels to native"):
+        Int8Kernels(1).prepare_gate_up([random(40, 32, seed=1)] * 2, [None, None])
+
+
+def test_weights_of_another_backend(library: object) -> None:
+    foreign = ReferenceKernels(1).prepare_linear([random(8, 32, seed=1)], [None])
+    with pytest.raises(TypeError, match="prepared by another backend: ReferenceLinear"):
+        Int8Kernels(1).logits(random(2, 32, seed=1), random(32, seed=1), EPS, foreign, rows(1))
+
+
+def test_arrays_that_do_not_fit(library: object) -> None:
+    layer = Layer(Int8Kernels(1))
+    layout = make_layout([(3, 3)], [[0]], BLOCK_SIZE)
+    cache = layer.new_cache()
+    with pytest.raises(ValueError, match="x must be dense float32"):
+        layer.attend(random(4, HIDDEN, seed=1), cache, layout)
+    with pytest.raises(ValueError, match="kv_cache must be uint8"):
+        layer.attend(random(3, HIDDEN, seed=1), cache[:, :, :-1], layout)
+    with pytest.raises(ValueError, match="layer 1 is not one of the cache's 1"):
+        layer.attend(random(3, HIDDEN, seed=1), cache[:, :1], layout)
+    with pytest.raises(ValueError, match="slot"):
+        layer.attend(random(3, HIDDEN, seed=1), cache[:0], layout)
+    with pytest.raises(ValueError, match="must be dense float32"):
+        layer.kernels.mlp_block(random(3, HIDDEN + 1, seed=1), layer.mlp, EPS)
+    with pytest.raises(ValueError, match="a bias"):
+        layer.kernels.prepare_linear([random(8, 32, seed=1)], [random(9, seed=1)])
