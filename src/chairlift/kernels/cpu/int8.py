@@ -89,7 +89,7 @@ class Int8Kernels(Kernels):
         self.name = "int8"
         self.num_threads = num_threads
         self._functions = self.library.functions
-        self._pool = self.library.create_pool(num_threads, owner=self)
+        self._pool = self.library.create_pool(num_threads)
         self._linears = Q8Ops(self.library, self._pool)
         self._pages = KvInt8Ops(self.library, self._pool, PAGE_TOKENS)
         self._step: _Step | None = None

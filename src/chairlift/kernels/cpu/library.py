@@ -139,6 +139,10 @@ SIGNATURES = {
 }
 
 
+class _PoolHandle(ctypes.c_void_p):
+    """A pool's address.  Whoever may use the pool holds the handle, so the pool outlives them."""
+
+
 class NativeLibrary:
     """The loaded library: its functions as attributes, its failures as exceptions."""
 
@@ -181,11 +185,11 @@ class NativeLibrary:
         if self.functions.chairlift_set_isa(name.encode()) != 0:
             raise ConfigError(self.last_error, field=ISA_VARIABLE)
 
-    def create_pool(self, num_threads: int, owner: object) -> ctypes.c_void_p:
-        """A pool of threads, the calling one included, that lives as long as `owner`."""
-        pool = ctypes.c_void_p()
+    def create_pool(self, num_threads: int) -> ctypes.c_void_p:
+        """A pool of threads, the calling one included, that lives as long as this handle."""
+        pool = _PoolHandle()
         self.check(self.functions.chairlift_pool_create(num_threads, ctypes.byref(pool)))
-        weakref.finalize(owner, self.functions.chairlift_pool_destroy, pool)
+        weakref.finalize(pool, self.functions.chairlift_pool_destroy, ctypes.c_void_p(pool.value))
         return pool
 
     @property

@@ -45,11 +45,11 @@ class NativeKernels(ReferenceKernels):
         super().__init__(num_threads)
         self.name = "native"
         self._functions = self.library.functions
-        self._pool = self.library.create_pool(num_threads, owner=self)
+        self._pool = self.library.create_pool(num_threads)
 
     @property
     def pool(self) -> ctypes.c_void_p:
-        """The threads, for other ops of the same library; lives as long as this object."""
+        """The threads, for other ops of the same library: they live as long as this handle."""
         return self._pool
 
     def prepare_linear(

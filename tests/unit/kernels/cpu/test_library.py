@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from chairlift.errors import ConfigError
@@ -20,6 +23,7 @@ from chairlift.kernels.cpu.library import (
     find_library,
     load_library,
 )
+from chairlift.kernels.cpu.ops import NativeKernels
 
 HEADER = Path(__file__).parents[4] / "csrc" / "include" / "chairlift_kernels.h"
 
@@ -114,3 +118,23 @@ def test_the_bound_structure_has_the_header_s_fields() -> None:
     assert declared == [name for name, _ in library_module.AttentionTask._fields_]
     version = re.search(r"CHAIRLIFT_ABI_VERSION (\d+)", HEADER.read_text())
     assert version is not None and int(version[1]) == library_module.ABI_VERSION
+
+
+def test_a_pool_lives_as_long_as_its_handle_and_no_longer(library: NativeLibrary) -> None:
+    """Ops that outlive the backend they came from must not use a freed pool."""
+    kernels = NativeKernels(2)
+    pool = kernels.pool
+    alive = weakref.ref(pool)
+    del kernels
+    gc.collect()
+    weight = np.ones((32, 4), np.float32)
+    packed = np.empty(library.functions.chairlift_linear_f32_size(32, 4), np.float32)
+    library.check(
+        library.functions.chairlift_linear_f32_pack(
+            pool, weight.ctypes.data, 32, 4, packed.ctypes.data
+        )
+    )
+    assert packed.sum() == weight.sum()
+    del pool
+    gc.collect()
+    assert alive() is None
