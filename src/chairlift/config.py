@@ -6,8 +6,8 @@ field is its help text on the command line and in the documentation.
 
 | environment variable | meaning |
 | --- | --- |
-| CHAIRLIFT_CACHE | folder for downloaded models |
-| CHAIRLIFT_ISA | force the native kernels to one instruction set: scalar, avx2, avx512 |
+| CHAIRLIFT_CACHE | folder for downloaded models; without it, below XDG_CACHE_HOME |
+| CHAIRLIFT_ISA | one instruction set for native kernels: scalar, avx2, avx2_vnni, avx512 |
 | CHAIRLIFT_LIBRARY | path of the native kernel library, for runs from a source tree |
 """
 
