@@ -208,9 +208,10 @@ int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
   const int64_t panels = rows == 1 ? kPanelsPerItem : 1;
   const int64_t chunks = chairlift::divide_up(rows, kRowsPerItem);
   // Chunks of rows that share panels come one after the other: the second finds them in cache.
-  pool->threads.for_each(chairlift::divide_up(num_panels, panels) * chunks, [&](int64_t item) {
+  const int64_t columns = chairlift::divide_up(num_panels, panels);
+  pool->threads.for_each(columns * chunks, [&](int64_t item) {
     const int64_t first_row = item % chunks * kRowsPerItem;
-    const int64_t first_panel = item / chunks * panels;
+    const int64_t first_panel = pool->threads.spread(item / chunks, columns) * panels;
     table.linear(task, {first_row, std::min(kRowsPerItem, rows - first_row), first_panel,
                         std::min(panels, num_panels - first_panel)});
   });

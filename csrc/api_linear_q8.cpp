@@ -281,9 +281,10 @@ bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Tas
   const int64_t chunks = divide_up(rows, chunk);
   std::atomic<bool> has_memory{true};
   // Chunks of rows that share panels come one after the other: the second finds them in cache.
-  threads.for_each(divide_up(panels, panels_per_item) * chunks, [&](int64_t item) {
+  const int64_t columns = divide_up(panels, panels_per_item);
+  threads.for_each(columns * chunks, [&](int64_t item) {
     const int64_t first_row = item % chunks * chunk;
-    const int64_t first_panel = item / chunks * panels_per_item;
+    const int64_t first_panel = threads.spread(item / chunks, columns) * panels_per_item;
     const LinearQ8Tile tile = {first_row, std::min(chunk, rows - first_row), first_panel,
                                std::min(panels_per_item, panels - first_panel)};
     const int64_t bytes = linear_q8_scratch_bytes(task, tile);

@@ -32,6 +32,14 @@ class ThreadPool {
 
   int num_threads() const { return num_threads_; }
 
+  // Which of `count` neighbours to work on as the `index`-th: threads that claim in turn are kept
+  // far apart, for two that write to one cache line, or to a pair of lines fetched together, take
+  // it from each other.
+  int64_t spread(int64_t index, int64_t count) const {
+    const int64_t part = index % num_threads_, longer = count % num_threads_;
+    return part * (count / num_threads_) + (part < longer ? part : longer) + index / num_threads_;
+  }
+
  private:
   struct Team;
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chairlift.errors import ConfigError
+from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.cpu.attention_int8 import AttentionInt8Task, KvInt8Ops, QkvToCacheTask
 from chairlift.kernels.cpu.library import SIZE, load_library
 from chairlift.kernels.cpu.linear_q8 import Q8Ops, QuantizedLinear, check_floats, pointer
@@ -182,7 +183,7 @@ class Int8Kernels(Kernels):
         """Rows of the packed `table`, dequantised; [T, H]."""
         packed = as_quantised(table)
         check_array("token_ids", token_ids, np.int32, (None,))
-        result = np.empty((len(token_ids), packed.in_features), np.float32)
+        result = aligned_empty(len(token_ids), packed.in_features)
         self.library.check(
             self._functions.chairlift_rows_q8(
                 self._pool,
@@ -213,7 +214,7 @@ class Int8Kernels(Kernels):
                 check_floats("head norm", norm, (spec.head_dim,))
         if not 0 <= layer < kv_cache.shape[1]:
             raise ValueError(f"layer {layer} is not one of the cache's {kv_cache.shape[1]}")
-        result = np.empty_like(x)
+        result = aligned_empty(*x.shape)
         task = self._task(spec, rope, kv_cache, batch)
         task.x, task.out = x.ctypes.data, result.ctypes.data
         task.norm = weights.norm.ctypes.data
@@ -234,7 +235,7 @@ class Int8Kernels(Kernels):
         check_floats("norm", weights.norm, (gate_up.in_features,))
         if down.out_features != gate_up.in_features:
             raise ValueError("the matrices of the MLP do not fit each other")
-        result = np.empty_like(x)
+        result = aligned_empty(*x.shape)
         self.library.check(
             self._functions.chairlift_norm_mlp_q8(
                 self._pool,
@@ -260,7 +261,7 @@ class Int8Kernels(Kernels):
         chosen = x[rows]
         check_floats("x", chosen, (len(rows), packed.in_features))
         check_floats("norm", norm, (packed.in_features,))
-        result = np.empty((len(rows), packed.out_features), np.float32)
+        result = aligned_empty(len(rows), packed.out_features)
         self.library.check(
             self._functions.chairlift_norm_linear_q8(
                 self._pool,

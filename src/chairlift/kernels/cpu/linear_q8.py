@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.kernels.aligned import ALIGNMENT_BYTES
+from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.cpu.library import SIZE, NativeLibrary
 from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.kernels.interface import FloatArray
 from chairlift.kernels.reference_int8 import QuantizedRows
+from chairlift.kernels.weight_memory import WeightMemory
 
 GROUP_TAIL_BYTES = 16
 
@@ -57,6 +58,7 @@ class Q8Ops:
         self._library = library
         self._functions = library.functions
         self._pool = pool
+        self._memory = WeightMemory()
 
     def pack(
         self,
@@ -108,7 +110,7 @@ class Q8Ops:
         size = self._functions.chairlift_linear_q8_size(ctypes.byref(description))
         if size == 0:
             raise ValueError(self._library.last_error)
-        packed = aligned_bytes(size)
+        packed = self._memory.take(size)
         self._library.check(
             self._functions.chairlift_linear_q8_pack(
                 self._pool, ctypes.byref(description), packed.ctypes.data
@@ -134,7 +136,7 @@ class Q8Ops:
         `residual` may be `out`.
         """
         check_floats("x", x, (len(x), weight.in_features))
-        result = np.empty((len(x), weight.out_features), np.float32) if out is None else out
+        result = aligned_empty(len(x), weight.out_features) if out is None else out
         check_floats("out", result, (len(x), weight.out_features))
         if residual is not None:
             check_floats("residual", residual, result.shape)
@@ -162,7 +164,7 @@ class Q8Ops:
         if gate_up.bias is not None or down.bias is not None:
             raise ValueError("an MLP on bytes has no biases")
         check_floats("x", x, (len(x), gate_up.in_features))
-        result = np.empty((len(x), down.out_features), np.float32)
+        result = aligned_empty(len(x), down.out_features)
         if residual is not None:
             check_floats("residual", residual, result.shape)
         self._library.check(
@@ -204,13 +206,6 @@ class Q8Ops:
         """1e9 products of bytes per second that all threads reach together from registers."""
         rate: float = self._functions.chairlift_measure_int8_dot(self._pool)
         return rate
-
-
-def aligned_bytes(num_bytes: int) -> NDArray[np.uint8]:
-    """Uninitialised bytes, the first on a cache line."""
-    buffer = np.empty(num_bytes + ALIGNMENT_BYTES, np.uint8)
-    skip = -buffer.ctypes.data % ALIGNMENT_BYTES
-    return buffer[skip : skip + num_bytes]
 
 
 def pointer(array: FloatArray | None) -> int | None:

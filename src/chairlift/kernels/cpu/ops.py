@@ -17,6 +17,7 @@ from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.cpu.library import AttentionTask, load_library
 from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray, Linear, Matrix
 from chairlift.kernels.reference import ReferenceKernels, stack_linear
+from chairlift.kernels.weight_memory import WeightMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class NativeKernels(ReferenceKernels):
         self.name = "native"
         self._functions = self.library.functions
         self._pool = self.library.create_pool(num_threads)
+        self._memory = WeightMemory()
 
     @property
     def pool(self) -> ctypes.c_void_p:
@@ -59,7 +61,7 @@ class NativeKernels(ReferenceKernels):
         matrix, bias = stack_linear(weights, biases)
         matrix = np.ascontiguousarray(matrix)
         size = self._functions.chairlift_linear_f32_size(*matrix.shape)
-        packed = aligned_empty(size)
+        packed = self._memory.take(4 * size).view(np.float32)
         self.library.check(
             self._functions.chairlift_linear_f32_pack(
                 self._pool, matrix.ctypes.data, *matrix.shape, packed.ctypes.data
@@ -75,7 +77,7 @@ class NativeKernels(ReferenceKernels):
         if not isinstance(weight, NativeLinear):
             raise TypeError(f"this matrix was prepared by another backend: {type(weight).__name__}")
         check_array("x", x, np.float32, (None, weight.in_features))
-        result = np.empty((len(x), weight.out_features), np.float32)
+        result = aligned_empty(len(x), weight.out_features)
         self.library.check(
             self._functions.chairlift_linear_f32(
                 self._pool,
