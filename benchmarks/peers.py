@@ -45,10 +45,15 @@ class Contender:
 
 CONTENDERS = {
     "chairlift": [("kernels=int8",), ("kernels=int8", "quant_compute=fast"), ("kernels=native",)],
-    "openvino": [("int8", "f32", "64"), ("int8", "f32", "32"), ("int8", "bf16", "0"), ("int4", "f32", "32")],
+    "openvino": [
+        ("int8", "f32", "64"),
+        ("int8", "f32", "32"),
+        ("int8", "bf16", "0"),
+        ("int4", "f32", "32"),
+    ],
     "llama.cpp": [("Q4_0", "off"), ("Q4_0", "on"), ("Q8_0", "off"), ("Q4_1", "off")],
     "vllm": [("float16",), ("float32",), ("bfloat16",)],
-}  # fmt: skip
+}
 
 
 def command_of(rivals: Rivals, contender: Contender, workload: str) -> list[object]:

@@ -18,6 +18,10 @@
 #include <unistd.h>
 #endif
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #if defined(CHAIRLIFT_X86)
 #include <immintrin.h>
 #endif
@@ -105,6 +109,7 @@ struct ThreadPool::Team {
 
   void run(int64_t num_items, Work work, const void* context) {
     std::lock_guard<std::mutex> turn(turn_mutex_);
+    keep_workers_off_this_core();
     const uint64_t generation = ticket_.load(std::memory_order_relaxed) >> 32;
     ticket_.store(((generation + 1) << 32) | kClosed, std::memory_order_release);
     work_.store(work, std::memory_order_release);
@@ -126,6 +131,24 @@ struct ThreadPool::Team {
   }
 
  private:
+  // A worker that wakes on the caller's core waits there for some ten milliseconds, until the
+  // system's balancing moves it: longer than most jobs.  The caller alone knows where it is, and
+  // that changes seldom.
+  void keep_workers_off_this_core() {
+#if defined(__linux__)
+    const int core = sched_getcpu();
+    if (core == caller_core_ || core < 0 || core >= CPU_SETSIZE) return;
+    cpu_set_t others;
+    if (sched_getaffinity(0, sizeof others, &others) != 0) return;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) == 0) return;
+    for (std::thread& worker : workers_) {
+      pthread_setaffinity_np(worker.native_handle(), sizeof others, &others);
+    }
+    caller_core_ = core;
+#endif
+  }
+
   static constexpr uint64_t kClosed = 0xffffffff;  // an item number that no job reaches
 
   uint32_t generation() const {
@@ -166,6 +189,7 @@ struct ThreadPool::Team {
   }
 
   std::mutex turn_mutex_;
+  int caller_core_ = -1;
   std::atomic<Work> work_{nullptr};
   std::atomic<const void*> context_{nullptr};
   std::atomic<uint32_t> num_items_{0};

@@ -8,6 +8,7 @@ some.  A piece lives as long as any array in it.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +46,8 @@ def _new_piece(num_bytes: int) -> NDArray[np.uint8]:
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no {num_bytes} bytes for weights: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without them
     piece = np.frombuffer(memory, np.uint8)
     return piece[-piece.ctypes.data % HUGE_PAGE_BYTES :][:num_bytes]
 
