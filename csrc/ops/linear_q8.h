@@ -305,38 +305,27 @@ CHAIRLIFT_INLINE F16 gated(F16 gate, F16 up) {
   return gate * (numerator / (one + e)) * up;
 }
 
-// A row of `width` columns, gates and ups in turn by `interleave`, to quantised records.
-template <int GROUP>
-CHAIRLIFT_INLINE void gate_and_quantize_row(const float* x, int64_t width, int interleave,
-                                            uint8_t* record) {
-  constexpr int kVectors = GROUP / kLanes;
-  const int64_t num_outputs = width / 2;
-  for (int64_t first = 0; first < num_outputs; first += GROUP) {
-    F16 group[kVectors];
-    for (int i = 0; i < kVectors; ++i) {
-      const int64_t output = first + i * kLanes;
-      const float* gate = x + output / interleave * 2 * interleave + output % interleave;
-      group[i] = output < num_outputs ? gated(F16::load(gate), F16::load(gate + interleave))
-                                      : F16::all(0.0f);
-    }
-    quantize_group<GROUP>(group, record);
-    record += GROUP + kGroupTailBytes;
+// A row of `width` columns, gates and ups in turn by `interleave`, to its first half, gated.
+CHAIRLIFT_INLINE void gate_row(float* x, int64_t width, int interleave) {
+  for (int64_t output = 0; output < width / 2; output += kLanes) {
+    // Never behind what is still to be read.
+    const float* gate = x + output / interleave * 2 * interleave + output % interleave;
+    gated(F16::load(gate), F16::load(gate + interleave)).store(x + output);
   }
 }
 
-void gate_and_quantize(const LinearQ8Task& task, const LinearQ8Tile& tile, const float* x,
-                       int64_t stride, int64_t first_row, int64_t num_rows, int64_t width) {
+void gate_and_quantize(const LinearQ8Task& task, const LinearQ8Tile& tile, float* x, int64_t stride,
+                       int64_t first_row, int64_t num_rows, int64_t width) {
   const PackedQ8& w = *task.weight;
   const int64_t column = tile.first_panel * kQ8PanelColumns;
   const int64_t row_bytes = group_row_bytes(w.out_features / 2, task.gated_group);
   uint8_t* records = task.gated_rows + first_row * row_bytes +
                      column / 2 / task.gated_group * (task.gated_group + kGroupTailBytes);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    if (task.gated_group == 64) {
-      gate_and_quantize_row<64>(x + row * stride, width, w.interleave, records + row * row_bytes);
-    } else {
-      gate_and_quantize_row<32>(x + row * stride, width, w.interleave, records + row * row_bytes);
-    }
+  for (int64_t row = 0; row < num_rows; ++row) gate_row(x + row * stride, width, w.interleave);
+  if (task.gated_group == 64) {
+    quantize_rows_of<64>(x, num_rows, width / 2, stride, row_bytes, records);
+  } else {
+    quantize_rows_of<32>(x, num_rows, width / 2, stride, row_bytes, records);
   }
 }
 

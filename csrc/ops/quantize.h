@@ -87,16 +87,218 @@ CHAIRLIFT_INLINE void quantize_row(const float* x, int64_t width, uint8_t* recor
   }
 }
 
+#if defined(CHAIRLIFT_VEC_AVX512)
+
+constexpr int kGroupsAtOnce = 16;
+
+struct CombineLargest {
+  static CHAIRLIFT_INLINE __m512i apply(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
+};
+
+// Lane i of the result combines all lanes of x[i].
+template <class COMBINE>
+CHAIRLIFT_INLINE __m512i combine_lanes(const __m512i (&x)[16]) {
+  __m512i pairs[8], quads[4], halves[2];
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    pairs[i] = COMBINE::apply(_mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]),
+                              _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+  }
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    quads[i] = COMBINE::apply(_mm512_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
+                              _mm512_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+  }
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    halves[i] = COMBINE::apply(_mm512_shuffle_i32x4(quads[2 * i], quads[2 * i + 1], 0x88),
+                               _mm512_shuffle_i32x4(quads[2 * i], quads[2 * i + 1], 0xdd));
+  }
+  return COMBINE::apply(_mm512_shuffle_i32x4(halves[0], halves[1], 0x88),
+                        _mm512_shuffle_i32x4(halves[0], halves[1], 0xdd));
+}
+
+// The codes of a group, which are stored as well; the last vectors are zero if it has only two.
+template <int GROUP>
+CHAIRLIFT_INLINE __m512i write_codes(const float* x, float inverse, uint8_t* record) {
+  const __m512 factor = _mm512_set1_ps(inverse);
+  const __m512 to_integer = _mm512_set1_ps(12582912.0f);  // see quantize_group
+  __m128i codes[4] = {};
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < GROUP / kLanes; ++i) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i * kLanes), factor);
+    codes[i] = _mm512_cvtepi32_epi8(_mm512_castps_si512(_mm512_add_ps(scaled, to_integer)));
+  }
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(codes[0]), codes[1], 1);
+  if constexpr (GROUP == 64) {
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(codes[2]), codes[3], 1);
+    const __m512i all = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    _mm512_storeu_si512(record, all);
+    return all;
+  } else {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(record), low);
+    return _mm512_zextsi256_si512(low);
+  }
+}
+
+// For four groups their sums of sixteen codes: lane 4 * j + g of the result belongs to the j-th
+// sixteen codes of group g.
+CHAIRLIFT_INLINE __m512i sums_of_codes(const __m512i (&codes)[4]) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  __m512i sum[4];
+  CHAIRLIFT_UNROLL
+  for (int g = 0; g < 4; ++g) {
+    // Signed bytes times one, in pairs and then in fours.
+    sum[g] = _mm512_madd_epi16(_mm512_maddubs_epi16(ones, codes[g]), _mm512_set1_epi16(1));
+  }
+  const __m512i first = _mm512_add_epi32(_mm512_unpacklo_epi32(sum[0], sum[1]),
+                                         _mm512_unpackhi_epi32(sum[0], sum[1]));
+  const __m512i second = _mm512_add_epi32(_mm512_unpacklo_epi32(sum[2], sum[3]),
+                                          _mm512_unpackhi_epi32(sum[2], sum[3]));
+  return _mm512_add_epi32(_mm512_unpacklo_epi64(first, second),
+                          _mm512_unpackhi_epi64(first, second));
+}
+
+// Tails to behind the codes of their groups.
+template <int GROUP>
+CHAIRLIFT_INLINE void store_tails(__m512 scale, __m512i sum, __m512i first,
+                                  uint8_t* const* records) {
+  const __m512 scaled = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sum));
+  const __m512i scale_bits = _mm512_castps_si512(scale), scaled_bits = _mm512_castps_si512(scaled);
+  const __m512i low[2] = {_mm512_unpacklo_epi32(scale_bits, scaled_bits),
+                          _mm512_unpackhi_epi32(scale_bits, scaled_bits)};
+  const __m512i high[2] = {_mm512_unpacklo_epi32(sum, first), _mm512_unpackhi_epi32(sum, first)};
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < 4; ++i) {  // of every four groups, the i-th
+    const __m512i tails = i % 2 == 0 ? _mm512_unpacklo_epi64(low[i / 2], high[i / 2])
+                                     : _mm512_unpackhi_epi64(low[i / 2], high[i / 2]);
+    const __m128i tail[4] = {_mm512_castsi512_si128(tails), _mm512_extracti32x4_epi32(tails, 1),
+                             _mm512_extracti32x4_epi32(tails, 2),
+                             _mm512_extracti32x4_epi32(tails, 3)};
+    CHAIRLIFT_UNROLL
+    for (int lane = 0; lane < 4; ++lane) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(records[4 * lane + i] + GROUP), tail[lane]);
+    }
+  }
+}
+
+// What quantize_group does, for sixteen groups: largest numbers, divisions and sums side by side.
+template <int GROUP>
+CHAIRLIFT_INLINE void quantize_sixteen_groups(const float* const* x, uint8_t* const* records) {
+  constexpr int kVectors = GROUP / kLanes;
+  const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+  __m512i magnitudes[16];
+  CHAIRLIFT_UNROLL
+  for (int g = 0; g < 16; ++g) {
+    magnitudes[g] = _mm512_and_si512(_mm512_loadu_si512(x[g]), no_sign);
+    CHAIRLIFT_UNROLL
+    for (int i = 1; i < kVectors; ++i) {
+      magnitudes[g] = _mm512_max_epi32(
+          magnitudes[g], _mm512_and_si512(_mm512_loadu_si512(x[g] + i * kLanes), no_sign));
+    }
+  }
+  const __m512i largest = combine_lanes<CombineLargest>(magnitudes);
+  if (_mm512_cmpge_epi32_mask(largest, _mm512_set1_epi32(0x7f800000))) {  // not finite: rare
+    for (int g = 0; g < 16; ++g) quantize_row<GROUP>(x[g], GROUP, records[g]);
+    return;
+  }
+  const __m512 step = _mm512_div_ps(_mm512_castsi512_ps(largest), _mm512_set1_ps(127.0f));
+  const __mmask16 is_used = _mm512_cmp_ps_mask(step, _mm512_set1_ps(1.17549435e-38f), _CMP_GE_OQ);
+  alignas(64) float inverse[16];
+  _mm512_store_ps(inverse, _mm512_maskz_div_ps(is_used, _mm512_set1_ps(1.0f), step));
+  alignas(64) int32_t sums[16], first_halves[16];
+  CHAIRLIFT_UNROLL
+  for (int g = 0; g < 16; g += 4) {
+    __m512i codes[4];
+    CHAIRLIFT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      codes[i] = write_codes<GROUP>(x[g + i], inverse[g + i], records[g + i]);
+    }
+    const __m512i of_sixteen = sums_of_codes(codes);
+    const __m128i a = _mm512_castsi512_si128(of_sixteen);
+    const __m128i b = _mm512_extracti32x4_epi32(of_sixteen, 1);
+    __m128i first = a, sum = _mm_add_epi32(a, b);
+    if constexpr (GROUP == 64) {
+      first = sum;
+      sum = _mm_add_epi32(sum, _mm_add_epi32(_mm512_extracti32x4_epi32(of_sixteen, 2),
+                                             _mm512_extracti32x4_epi32(of_sixteen, 3)));
+    }
+    _mm_store_si128(reinterpret_cast<__m128i*>(sums + g), sum);
+    _mm_store_si128(reinterpret_cast<__m128i*>(first_halves + g), first);
+  }
+  // To eleven bits, as round_to_eleven_bits.
+  const __m512i bits = _mm512_castps_si512(step);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 13), _mm512_set1_epi32(1));
+  const __m512i rounded =
+      _mm512_and_si512(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x0fff))),
+                       _mm512_set1_epi32(~0x1fff));
+  const __m512 scale = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(is_used, rounded));
+  store_tails<GROUP>(scale, _mm512_load_si512(sums), _mm512_load_si512(first_halves), records);
+}
+
+// Rows [num_rows, stride] of whole groups, sixteen groups at once; returns how many groups, in the
+// order of rows, are done: fewer than sixteen may be left.
+template <int GROUP>
+int64_t quantize_many_groups(const float* x, int64_t num_rows, int64_t stride,
+                             int64_t groups_per_row, int64_t row_bytes, uint8_t* records) {
+  const int64_t total = num_rows * groups_per_row / kGroupsAtOnce * kGroupsAtOnce;
+  const float* values = x;
+  uint8_t* record = records;
+  int64_t group = 0;
+  for (int64_t done = 0; done < total; done += kGroupsAtOnce) {
+    const float* from[kGroupsAtOnce];
+    uint8_t* to[kGroupsAtOnce];
+    for (int g = 0; g < kGroupsAtOnce; ++g) {
+      from[g] = values + group * GROUP;
+      to[g] = record + group * (GROUP + kGroupTailBytes);
+      if (++group == groups_per_row) {
+        group = 0;
+        values += stride;
+        record += row_bytes;
+      }
+    }
+    quantize_sixteen_groups<GROUP>(from, to);
+  }
+  return total;
+}
+
+#else
+
+template <int GROUP>
+int64_t quantize_many_groups(const float*, int64_t, int64_t, int64_t, int64_t, uint8_t*) {
+  return 0;
+}
+
+#endif
+
+// Rows [num_rows, stride], of which `width` numbers count, to records; rows of records are
+// `row_bytes` apart.
+template <int GROUP>
+void quantize_rows_of(const float* x, int64_t num_rows, int64_t width, int64_t stride,
+                      int64_t row_bytes, uint8_t* records) {
+  if (width % GROUP != 0) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+      quantize_row<GROUP>(x + row * stride, width, records + row * row_bytes);
+    }
+    return;
+  }
+  const int64_t groups = width / GROUP;
+  int64_t done = quantize_many_groups<GROUP>(x, num_rows, stride, groups, row_bytes, records);
+  for (; done < num_rows * groups; ++done) {
+    const int64_t row = done / groups, group = done % groups;
+    quantize_row<GROUP>(x + row * stride + group * GROUP, GROUP,
+                        records + row * row_bytes + group * (GROUP + kGroupTailBytes));
+  }
+}
+
 // Rows of `width` floats to rows of records, each group_row_bytes() long.
 void quantize_rows(const float* x, int64_t num_rows, int64_t width, int64_t group_size,
                    uint8_t* records) {
   const int64_t row_bytes = group_row_bytes(width, group_size);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    if (group_size == 64) {
-      quantize_row<64>(x + row * width, width, records + row * row_bytes);
-    } else {
-      quantize_row<32>(x + row * width, width, records + row * row_bytes);
-    }
+  if (group_size == 64) {
+    quantize_rows_of<64>(x, num_rows, width, width, row_bytes, records);
+  } else {
+    quantize_rows_of<32>(x, num_rows, width, width, row_bytes, records);
   }
 }
 
