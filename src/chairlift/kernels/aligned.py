@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from chairlift.kernels.interface import FloatArray
@@ -12,7 +14,7 @@ FLOATS_PER_LINE = ALIGNMENT_BYTES // 4
 
 def aligned_empty(*shape: int) -> FloatArray:
     """An uninitialised C-contiguous float32 array whose first byte is on a cache line."""
-    num_floats = int(np.prod(shape))
+    num_floats = math.prod(shape)
     buffer = np.empty(num_floats + FLOATS_PER_LINE, np.float32)
     skip = (-buffer.ctypes.data % ALIGNMENT_BYTES) // 4
     return buffer[skip : skip + num_floats].reshape(shape)
