@@ -1,10 +1,11 @@
 """Steps of the engine's model on each kind of kernels: decode at several batch sizes, prefill, and
 where a step's time goes; then whole generations.
 
-    python benchmarks/engine_steps.py steps [--model smollm2] [--kernels native int8]
+    python benchmarks/engine_steps.py steps [--model smollm2] [--kernels native int8 int8/float16]
     python benchmarks/engine_steps.py generate [--requests 32 --input-len 512 --output-len 128]
 
-Kinds of kernels take turns, and the best of a few rounds counts: other processes only add time.
+Behind a slash stands what keys and values are stored as.  Kinds of kernels take turns, and the best
+of a few rounds counts: other processes only add time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from chairlift import LLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.core.scheduler_output import ScheduledRequest
 from chairlift.engine.loaded_model import LoadedModel, load_model
-from chairlift.kernels.interface import BatchLayout, FloatArray
+from chairlift.kernels.interface import BatchLayout, FloatArray, KvArray
 from chairlift.models.decoder import Decoder
 from chairlift.runner.forward_batch import build_layout
 from chairlift.runner.model_runner import ModelRunner
@@ -95,21 +96,28 @@ def best(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def options_of(kind: str) -> dict[str, Any]:
+    """Engine options from a text such as "int8/float16"."""
+    return dict(zip(("kernels", "kv_cache_dtype"), kind.split("/"), strict=False))
+
+
+def fill(blocks: KvArray) -> None:
+    """Writes every page once, or the first steps would read the system's page of zeros."""
+    blocks[:] = 0x3F80 if blocks.dtype == np.uint16 else 1  # of bfloat16 that is one
+
+
 def measure_steps(arguments: argparse.Namespace) -> None:
     blocks = max(BATCHES) * -(-CONTEXT // BLOCK_SIZE) + 1
     models = {}
     for name in arguments.kernels:
         asked = EngineConfig(
-            model=arguments.model, kernels=name, threads=arguments.threads, swap_space=0.0
+            model=arguments.model, threads=arguments.threads, swap_space=0.0, **options_of(name)
         )
         models[name] = load_model(asked)
         assert models[name].resolved.memory.num_blocks >= blocks
-        # Every page is written once, or the first steps would read the system's page of zeros.
-        models[name].runner.kv_cache.blocks[:blocks] = 1
-    titles = "".join(
-        f"{part:>10}" for part in ("kernels", "ms", "embed", "attention", "mlp", "head")
-    )
-    print(f"{'step':16}{titles}")
+        fill(models[name].runner.kv_cache.blocks[:blocks])
+    titles = "".join(f"{part:>10}" for part in ("ms", "embed", "attention", "mlp", "head"))
+    print(f"{'step':16}{'kernels':>20}{titles}")
     cases = [(f"decode {n}", [(1, CONTEXT)] * n, n) for n in BATCHES]
     cases.append((f"prefill {PREFILL}", [(PREFILL, PREFILL)], 1))
     for label, chunks, num_logits in cases:
@@ -117,7 +125,7 @@ def measure_steps(arguments: argparse.Namespace) -> None:
         for name, seconds in best(steps, arguments.rounds).items():
             ms = {part: 1e3 * value for part, value in seconds.items()}
             print(
-                f"{label:16}{name:>10}{ms['step']:10.2f}{ms['embed']:10.2f}{ms['attention']:10.2f}"
+                f"{label:16}{name:>20}{ms['step']:10.2f}{ms['embed']:10.2f}{ms['attention']:10.2f}"
                 f"{ms['mlp']:10.2f}{ms['head']:10.2f}"
             )
 
@@ -163,7 +171,7 @@ def measure_generate(arguments: argparse.Namespace) -> None:
     for name in arguments.kernels:
         llm = LLM(
             arguments.model,
-            kernels=name,
+            **options_of(name),
             threads=arguments.threads,
             enable_prefix_caching=False,
             max_num_seqs=max(256, arguments.requests),
@@ -179,7 +187,7 @@ def measure_generate(arguments: argparse.Namespace) -> None:
         tokens = arguments.requests * arguments.output_len
         print(
             f"{arguments.requests} x ({arguments.input_len} in, {arguments.output_len} out)"
-            f" {name:>8} {fastest:7.2f} s {tokens / fastest:8.1f} output tokens/s:"
+            f" {name:>20} {fastest:7.2f} s {tokens / fastest:8.1f} output tokens/s:"
             f" layers {split['layers']:.2f} s, head {split['head']:.2f} s,"
             f" sampling {split['sampling']:.2f} s, scheduling and text"
             f" {fastest - split['step']:.2f} s"

@@ -15,85 +15,11 @@ namespace chairlift {
 namespace {
 
 constexpr int64_t kPanelWidth = CHAIRLIFT_PANEL_WIDTH;
-constexpr int64_t kRowsPerItem = 256;    // activations of one item stay in L2
-constexpr int64_t kPanelsPerItem = 2;    // of a single row: one pass of the kernel
-constexpr int64_t kQueriesPerTile = 64;  // rows of a tile times query heads
-constexpr int64_t kTilesPerThread = 4;   // enough to share out evenly
+constexpr int64_t kRowsPerItem = 256;  // activations of one item stay in L2
+constexpr int64_t kPanelsPerItem = 2;  // of a single row: one pass of the kernel
 constexpr int64_t kMaxThreads = 1024;
 
 thread_local std::string last_error;
-
-int32_t check_attention(const chairlift_attention& task) {
-  if (!task.query || !task.out || !task.kv_cache || !task.query_start || !task.context_lens ||
-      !task.block_tables || !task.positions) {
-    return invalid("attention: a pointer is null");
-  }
-  if (task.num_tokens < 0 || task.num_sequences < 0 || task.max_blocks < 0 || task.block_size < 1 ||
-      task.head_dim < 1 || task.num_kv_heads < 1 || task.num_heads < 1 ||
-      task.num_heads % task.num_kv_heads != 0 || task.sliding_window < 0) {
-    return invalid("attention: a size is out of range");
-  }
-  return CHAIRLIFT_OK;
-}
-
-// The sequence's block ids must lie in the cache wherever its rows will read.
-int32_t check_sequence(const chairlift_attention& task, int64_t sequence) {
-  const std::string which = "attention: sequence " + std::to_string(sequence);
-  const int64_t first = task.query_start[sequence], last = task.query_start[sequence + 1];
-  const int64_t context_len = task.context_lens[sequence];
-  if (first < 0 || last < first || last > task.num_tokens) {
-    return invalid(which + ": query_start is not a rising list that ends at num_tokens");
-  }
-  const int64_t first_position = context_len - (last - first);
-  if (first_position < 0) return invalid(which + " has more new tokens than its context");
-  if (context_len > task.max_blocks * task.block_size) {
-    return invalid(which + ": its block table is too short for its context");
-  }
-  for (int64_t row = first; row < last; ++row) {
-    if (task.positions[row] != first_position + (row - first)) {
-      return invalid(which + ": positions must run up to context_lens - 1 without gaps");
-    }
-  }
-  const int64_t window = task.sliding_window;
-  const int64_t start = window > 0 ? std::max<int64_t>(0, first_position + 1 - window) : 0;
-  const int32_t* table = task.block_tables + sequence * task.max_blocks;
-  for (int64_t i = start / task.block_size; i * task.block_size < context_len; ++i) {
-    if (table[i] < 0 || table[i] >= task.num_blocks) {
-      return invalid(which + ": block id " + std::to_string(table[i]) + " is not in the cache");
-    }
-  }
-  return CHAIRLIFT_OK;
-}
-
-// Results do not depend on the cut.  Where there is work enough for all threads, a tile takes as
-// many key/value heads as it has room for: they lie side by side, and long runs of memory read
-// faster than short ones.
-std::vector<AttentionTile> cut_attention(const chairlift_attention& task, int64_t num_threads) {
-  const int64_t group = task.num_heads / task.num_kv_heads;
-  const int64_t tile_rows = std::max<int64_t>(1, kQueriesPerTile / group);
-  const bool plenty = task.num_sequences >= kTilesPerThread * num_threads;
-  std::vector<AttentionTile> tiles;
-  for (int64_t s = 0; s < task.num_sequences; ++s) {
-    const int64_t first = task.query_start[s], last = task.query_start[s + 1];
-    for (int64_t row = first; row < last; row += tile_rows) {
-      const int64_t rows = std::min(tile_rows, last - row);
-      const int64_t position = task.context_lens[s] - (last - row);
-      const int64_t room = plenty ? kQueriesPerTile / (rows * group) : 1;
-      const int64_t heads = std::max<int64_t>(1, std::min(room, task.num_kv_heads));
-      for (int64_t head = 0; head < task.num_kv_heads; head += heads) {
-        tiles.push_back({s, head, std::min(heads, task.num_kv_heads - head), row, rows, position});
-      }
-    }
-  }
-  // Costly tiles first, so that the threads finish together.
-  const auto cost = [](const AttentionTile& tile) {
-    return tile.num_kv_heads * tile.num_rows * (2 * tile.first_position + tile.num_rows);
-  };
-  std::stable_sort(tiles.begin(), tiles.end(), [&](const AttentionTile& a, const AttentionTile& b) {
-    return cost(a) > cost(b);
-  });
-  return tiles;
-}
 
 // The best of a few short bursts on the calling thread, in 1e9 multiply-adds per second.
 double measure_fma(const KernelTable& table) {
@@ -135,15 +61,8 @@ int32_t invalid(std::string message) {
 
 int32_t out_of_memory() { return fail(CHAIRLIFT_OUT_OF_MEMORY, "out of memory"); }
 
-int64_t attention_scratch_floats(const chairlift_attention& task, const AttentionTile& tile) {
-  const int64_t dim = task.head_dim, padded = divide_up(dim, 16) * 16;
-  const int64_t queries = tile.num_kv_heads * tile.num_rows * (task.num_heads / task.num_kv_heads);
-  return queries * (padded + 16 + dim + 17) + 16 * (dim + padded);
-}
-
 }  // namespace chairlift
 
-using chairlift::AttentionTile;
 using chairlift::kPanelsPerItem;
 using chairlift::kPanelWidth;
 using chairlift::kRowsPerItem;
@@ -216,37 +135,6 @@ int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
                         std::min(panels, num_panels - first_panel)});
   });
   return CHAIRLIFT_OK;
-}
-
-int32_t chairlift_paged_attention_f32(chairlift_pool* pool, const chairlift_attention* task) {
-  if (!pool || !task) return chairlift::invalid("attention: a pointer is null");
-  if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
-    return chairlift::invalid("attention: the caller was built for another version");
-  }
-  try {
-    int32_t status = chairlift::check_attention(*task);
-    for (int64_t s = 0; status == CHAIRLIFT_OK && s < task->num_sequences; ++s) {
-      status = chairlift::check_sequence(*task, s);
-    }
-    if (status != CHAIRLIFT_OK) return status;
-    const chairlift::KernelTable& table = chairlift::kernels();
-    const std::vector<AttentionTile> tiles =
-        chairlift::cut_attention(*task, pool->threads.num_threads());
-    std::atomic<bool> memory_ran_out{false};
-    pool->threads.for_each(static_cast<int64_t>(tiles.size()), [&](int64_t item) {
-      const AttentionTile& tile = tiles[item];
-      const int64_t floats = chairlift::attention_scratch_floats(*task, tile);
-      float* scratch = chairlift::thread_scratch(static_cast<size_t>(floats));
-      if (scratch) {
-        table.attention(*task, tile, scratch);
-      } else {
-        memory_ran_out = true;
-      }
-    });
-    return memory_ran_out ? chairlift::out_of_memory() : CHAIRLIFT_OK;
-  } catch (const std::bad_alloc&) {
-    return chairlift::out_of_memory();
-  }
 }
 
 double chairlift_measure_fma(void) { return chairlift::measure_fma(chairlift::kernels()); }

@@ -10,7 +10,7 @@ thread_local RowBuffer qkv_rows, query_rows, attended_rows;
 int32_t check_shapes(const chairlift_attention_block& block, const PackedQ8& qkv,
                      const PackedQ8& output) {
   const chairlift_qkv_to_cache& store = block.store;
-  const chairlift_attention_int8& attention = block.attention;
+  const chairlift_attention& attention = block.attention;
   if (store.struct_size != static_cast<int64_t>(sizeof(store)) ||
       attention.struct_size != static_cast<int64_t>(sizeof(attention))) {
     return invalid("attention_block: the caller was built for another version");
@@ -20,7 +20,7 @@ int32_t check_shapes(const chairlift_attention_block& block, const PackedQ8& qkv
   }
   if (store.num_tokens != attention.num_tokens || store.num_heads != attention.num_heads ||
       store.num_kv_heads != attention.num_kv_heads || store.head_dim != attention.head_dim ||
-      store.block_size != attention.block_size) {
+      store.block_size != attention.block_size || store.kv_type != attention.kv_type) {
     return invalid("attention_block: what is stored is not what is read");
   }
   const int64_t width = store.num_heads * store.head_dim;
@@ -35,26 +35,27 @@ int32_t check_shapes(const chairlift_attention_block& block, const PackedQ8& qkv
 int32_t run_block(chairlift_pool* pool, const chairlift_attention_block& block, const Q8Linear& qkv,
                   const Q8Linear& output) {
   chairlift_qkv_to_cache store = block.store;
-  chairlift_attention_int8 attention = block.attention;
+  chairlift_attention attention = block.attention;
   const int64_t tokens = store.num_tokens, heads = tokens * store.num_heads;
   const int64_t width = store.num_heads * store.head_dim;
   const int64_t float_bytes = static_cast<int64_t>(sizeof(float));
-  const int64_t code_bytes = round_up(heads * store.head_dim, 64);
+  const bool is_bytes = store.kv_type == CHAIRLIFT_KV_INT8;
+  const int64_t query_bytes = round_up(heads * store.head_dim * (is_bytes ? 1 : float_bytes), 64);
   float* joint =
       reinterpret_cast<float*>(qkv_rows.get(tokens * qkv.weight->out_features * float_bytes));
-  uint8_t* query = query_rows.get(code_bytes + heads * float_bytes);
+  uint8_t* query = query_rows.get(query_bytes + heads * float_bytes);
   float* attended = reinterpret_cast<float*>(attended_rows.get(tokens * width * float_bytes));
   if (!joint || !query || !attended) return out_of_memory();
   store.qkv = joint;
-  store.query = reinterpret_cast<int8_t*>(query);
-  store.query_scales = reinterpret_cast<float*>(query + code_bytes);
-  attention.query = store.query;
+  store.query = query;
+  store.query_scales = reinterpret_cast<float*>(query + query_bytes);
+  attention.query = query;
   attention.query_scales = store.query_scales;
   attention.out = attended;
   const Q8Input input = {block.x, tokens, block.norm, store.norm_eps};
   int32_t status = linear_q8(pool->threads, input, qkv, nullptr, joint);
-  if (status == CHAIRLIFT_OK) status = chairlift_qkv_to_cache_int8(pool, &store);
-  if (status == CHAIRLIFT_OK) status = chairlift_paged_attention_int8(pool, &attention);
+  if (status == CHAIRLIFT_OK) status = chairlift_store_qkv(pool, &store);
+  if (status == CHAIRLIFT_OK) status = chairlift_paged_attention(pool, &attention);
   if (status != CHAIRLIFT_OK) return status;
   return linear_q8(pool->threads, {attended, tokens, nullptr, 0.0f}, output, block.x, block.out);
 }
@@ -62,8 +63,8 @@ int32_t run_block(chairlift_pool* pool, const chairlift_attention_block& block, 
 }  // namespace
 }  // namespace chairlift
 
-extern "C" int32_t chairlift_attention_block_int8(chairlift_pool* pool,
-                                                  const chairlift_attention_block* block) {
+extern "C" int32_t chairlift_attention_block_q8(chairlift_pool* pool,
+                                                const chairlift_attention_block* block) {
   using chairlift::invalid;
   if (!pool || !block) return invalid("attention_block: a pointer is null");
   if (block->struct_size != static_cast<int64_t>(sizeof(*block))) {

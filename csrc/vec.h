@@ -225,51 +225,7 @@ CHAIRLIFT_INLINE F16 exp_negative(F16 x) {
   return zero_below(p * power_of_two(t), x, limit);
 }
 
-// Sixteen rows of `width` floats to `width` columns of sixteen: columns[i * 16 + j] = rows[j][i].
-#if defined(CHAIRLIFT_VEC_AVX512) || defined(CHAIRLIFT_VEC_AVX2)
-
-CHAIRLIFT_INLINE void transpose_8x8(const float* const* rows, int64_t offset, float* columns) {
-  __m256 r[8], t[8];
-  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(rows[i] + offset);
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(columns + i * kLanes, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(columns + (i + 4) * kLanes, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-  }
-}
-
-CHAIRLIFT_INLINE int64_t transpose_whole_tiles(const float* const* rows, int64_t width,
-                                               float* columns) {
-  int64_t i = 0;
-  for (; i + 8 <= width; i += 8) {
-    transpose_8x8(rows, i, columns + i * kLanes);
-    transpose_8x8(rows + 8, i, columns + i * kLanes + 8);
-  }
-  return i;
-}
-
-#else
-
-CHAIRLIFT_INLINE int64_t transpose_whole_tiles(const float* const*, int64_t, float*) { return 0; }
-
-#endif
-
-CHAIRLIFT_INLINE void transpose_rows(const float* const* rows, int64_t width, float* columns) {
-  for (int64_t i = transpose_whole_tiles(rows, width, columns); i < width; ++i) {
-    for (int j = 0; j < kLanes; ++j) columns[i * kLanes + j] = rows[j][i];
-  }
-}
-
-CHAIRLIFT_INLINE void prefetch(const float* p) {
+CHAIRLIFT_INLINE void prefetch(const void* p) {
 #if defined(__GNUC__)
   __builtin_prefetch(p);
 #else

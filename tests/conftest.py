@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,14 +21,18 @@ def default_model_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def load_default_model(default_model_path: Path) -> Callable[[str], LoadedModel]:
-    """load_default_model("native") -> the default model on these kernels, loaded once."""
-    loaded: dict[str, LoadedModel] = {}
+def load_default_model(default_model_path: Path) -> Callable[..., LoadedModel]:
+    """load_default_model("native") -> the default model on these kernels, loaded once.
 
-    def get(kernels: str) -> LoadedModel:
-        if kernels not in loaded:
-            loaded[kernels] = load(default_model_path, kernels=kernels)
-        return loaded[kernels]
+    Further options, such as kv_cache_dtype, by name.
+    """
+    loaded: dict[object, LoadedModel] = {}
+
+    def get(kernels: str, **options: Any) -> LoadedModel:
+        key = (kernels, *options.items())
+        if key not in loaded:
+            loaded[key] = load(default_model_path, kernels=kernels, **options)
+        return loaded[key]
 
     return get
 
@@ -49,12 +54,16 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 @pytest.fixture(scope="session")
 def load_tiny(tiny_folder: Callable[[str], Path]) -> Callable[..., LoadedModel]:
-    """load_tiny("llama3", "reference") -> a tiny random model on these kernels, loaded once."""
-    loaded: dict[tuple[str, str], LoadedModel] = {}
+    """load_tiny("llama3", "reference") -> a tiny random model on these kernels, loaded once.
 
-    def get(variant: str = "llama3", kernels: str = "native") -> LoadedModel:
-        if (variant, kernels) not in loaded:
-            loaded[variant, kernels] = load(tiny_folder(variant), kernels=kernels)
-        return loaded[variant, kernels]
+    Further options, such as kv_cache_dtype, by name.
+    """
+    loaded: dict[object, LoadedModel] = {}
+
+    def get(variant: str = "llama3", kernels: str = "native", **options: Any) -> LoadedModel:
+        key = (variant, kernels, *options.items())
+        if key not in loaded:
+            loaded[key] = load(tiny_folder(variant), kernels=kernels, **options)
+        return loaded[key]
 
     return get

@@ -150,51 +150,42 @@ CHAIRLIFT_API int32_t chairlift_quantize_rows(chairlift_pool* pool, const float*
 // Products of bytes per second that all threads of a pool reach together, in units of 1e9.
 CHAIRLIFT_API double chairlift_measure_int8_dot(chairlift_pool* pool);
 
-// -- paged attention -----------------------------------------------------------------------------
+// -- cache of keys and values --------------------------------------------------------------------
 
-// Strides count floats.  The cache is [num_blocks, ..., block_size, num_kv_heads, head_dim] with
-// dense heads; `kv_cache` points at the keys of block 0 of the layer in question.
-typedef struct chairlift_attention {
-  int64_t struct_size;  // sizeof(chairlift_attention), checked
-
-  const float* query;  // [num_tokens, num_heads, head_dim], dense
-  float* out;          // the same shape
-  const float* kv_cache;
-  int64_t block_stride;
-  int64_t value_offset;  // from a key to its value
-  int64_t token_stride;
-  int64_t num_blocks;
-
-  const int32_t* query_start;   // [num_sequences + 1]
-  const int32_t* context_lens;  // [num_sequences]
-  const int32_t* block_tables;  // [num_sequences, max_blocks]
-  const int32_t* positions;     // [num_tokens]; must end at context_lens - 1, without gaps
-
-  int64_t num_tokens;
-  int64_t num_sequences;
-  int64_t max_blocks;
-  int64_t block_size;
-  int64_t num_heads;
-  int64_t num_kv_heads;
-  int64_t head_dim;
-  int64_t sliding_window;  // 0: none
-  float scale;
-} chairlift_attention;
-
-// Causal attention of new tokens over their sequences' stored context (their own keys included).
-// Softmax runs online over groups of 16 positions, in order of position, so that a prompt computed
-// at once, in chunks or token by token gives equal bits.
-CHAIRLIFT_API int32_t chairlift_paged_attention_f32(chairlift_pool* pool,
-                                                    const chairlift_attention* task);
-
-// -- quantised cache -----------------------------------------------------------------------------
-
+// What keys and values are stored as.
 #define CHAIRLIFT_KV_INT8 1
+#define CHAIRLIFT_KV_FLOAT16 2
+#define CHAIRLIFT_KV_BFLOAT16 3
+#define CHAIRLIFT_KV_FLOAT32 4
 
-// Bytes of the keys and values of one block and layer, opaque to the caller; 0 if the cache cannot
-// have that form (chairlift_last_error() says why).  Pieces should start on a cache line.
+// Bytes of a *piece*, the keys and values of one block and layer; 0 if the cache cannot have that
+// form (chairlift_last_error() says why).  Pieces should start on a cache line.  Of bytes they are
+// opaque to the caller; of floats they are [2 = keys, values][block_size][num_kv_heads][head_dim].
 CHAIRLIFT_API int64_t chairlift_kv_piece_bytes(int32_t kv_type, int64_t block_size,
                                                int64_t num_kv_heads, int64_t head_dim);
+
+typedef struct chairlift_kv_to_cache {
+  int64_t struct_size;  // sizeof(chairlift_kv_to_cache), checked
+
+  const float* key;      // [num_tokens][num_kv_heads, head_dim], dense heads
+  const float* value;    // the same
+  const int64_t* slots;  // [num_tokens] block * block_size + offset
+  uint8_t* kv_cache;     // piece of block 0 of the layer in question
+
+  int64_t key_stride;    // floats from token to token
+  int64_t value_stride;  // the same
+  int64_t block_stride;  // bytes
+  int64_t num_blocks;
+  int64_t num_tokens;
+  int64_t block_size;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int32_t kv_type;  // one of the floats
+} chairlift_kv_to_cache;
+
+// Stores keys and values of a step, rounded to the nearest number of the cache's type (ties to
+// even).
+CHAIRLIFT_API int32_t chairlift_store_kv(chairlift_pool* pool, const chairlift_kv_to_cache* task);
 
 typedef struct chairlift_qkv_to_cache {
   int64_t struct_size;  // sizeof(chairlift_qkv_to_cache), checked
@@ -207,8 +198,8 @@ typedef struct chairlift_qkv_to_cache {
   const int32_t* positions;  // [num_tokens]
   const int64_t* slots;      // [num_tokens] block * block_size + offset
   uint8_t* kv_cache;         // piece of block 0 of the layer in question
-  int8_t* query;             // [num_tokens, num_heads, head_dim], written
-  float* query_scales;       // [num_tokens, num_heads], written
+  void* query;               // [num_tokens, num_heads, head_dim], written: int8_t, or float
+  float* query_scales;       // [num_tokens, num_heads], written; for a cache of bytes only
 
   int64_t block_stride;  // bytes
   int64_t num_blocks;
@@ -221,19 +212,20 @@ typedef struct chairlift_qkv_to_cache {
   int64_t rope_dim;
   int64_t rope_interleaved;
   float norm_eps;
+  int32_t kv_type;
 } chairlift_qkv_to_cache;
 
 // For every token: normalises its query and key heads (if weights are given), rotates them, stores
-// keys and values as bytes, and leaves the queries as bytes.  Each head of each token is quantised
-// alone: scale = max |x| / 127, code = x / scale to the nearest.  The same codes on every machine.
-CHAIRLIFT_API int32_t chairlift_qkv_to_cache_int8(chairlift_pool* pool,
-                                                  const chairlift_qkv_to_cache* task);
+// keys and values, and leaves the queries.  A cache of bytes makes all three bytes, each head of
+// each token alone: scale = max |x| / 127, code = x / scale to the nearest.  The same bits on every
+// machine.
+CHAIRLIFT_API int32_t chairlift_store_qkv(chairlift_pool* pool, const chairlift_qkv_to_cache* task);
 
-typedef struct chairlift_attention_int8 {
-  int64_t struct_size;  // sizeof(chairlift_attention_int8), checked
+typedef struct chairlift_attention {
+  int64_t struct_size;  // sizeof(chairlift_attention), checked
 
-  const int8_t* query;          // [num_tokens, num_heads, head_dim]
-  const float* query_scales;    // [num_tokens, num_heads]
+  const void* query;            // [num_tokens, num_heads, head_dim], dense: int8_t, or float
+  const float* query_scales;    // [num_tokens, num_heads]; for a cache of bytes only
   float* out;                   // [num_tokens, num_heads, head_dim]
   const uint8_t* kv_cache;      // piece of block 0 of the layer in question
   const int32_t* query_start;   // [num_sequences + 1]
@@ -251,13 +243,18 @@ typedef struct chairlift_attention_int8 {
   int64_t head_dim;
   int64_t sliding_window;  // 0: none
   float scale;
-} chairlift_attention_int8;
+  int32_t kv_type;
+} chairlift_attention;
 
 // Causal attention of new tokens (the last ones of their sequences) over a stored context, their
-// own keys and values included.  Query-key products are products of bytes; weights are rounded to
-// 16 bits within groups of 64 positions, and meet the values' bytes in exact integers.
-CHAIRLIFT_API int32_t chairlift_paged_attention_int8(chairlift_pool* pool,
-                                                     const chairlift_attention_int8* task);
+// own keys and values included.  A prompt computed at once, in chunks or token by token gives equal
+// bits.
+// Floats: multiply-adds in float32 over what is stored; softmax runs online over groups of 16
+// positions, in order of position.
+// Bytes: query-key products are products of bytes; weights are rounded to 16 bits within groups of
+// 64 positions, and meet the values' bytes in exact integers.
+CHAIRLIFT_API int32_t chairlift_paged_attention(chairlift_pool* pool,
+                                                const chairlift_attention* task);
 
 // -- half of a layer -----------------------------------------------------------------------------
 
@@ -275,12 +272,12 @@ typedef struct chairlift_attention_block {
   // What is left out is computed in between: `qkv`, `query`, `query_scales`, and `out` of the
   // second.  `store.norm_eps` is that of `norm` too.
   chairlift_qkv_to_cache store;
-  chairlift_attention_int8 attention;
+  chairlift_attention attention;
 } chairlift_attention_block;
 
 // out = x + W_o attention(rope(W_qkv norm(x))); stores the keys and values of all tokens first.
-CHAIRLIFT_API int32_t chairlift_attention_block_int8(chairlift_pool* pool,
-                                                     const chairlift_attention_block* block);
+CHAIRLIFT_API int32_t chairlift_attention_block_q8(chairlift_pool* pool,
+                                                   const chairlift_attention_block* block);
 
 // 1e9 bytes per second at which all threads together read `num_bytes` of each of the blocks.
 CHAIRLIFT_API double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory,

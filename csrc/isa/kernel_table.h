@@ -76,21 +76,22 @@ struct KvTile {
 constexpr int64_t kPartialTotals = 16;
 constexpr int64_t kPartialSums = 32;
 
-// Attention over a quantised cache.
+// Storing keys and values of any type, and attention over those stored as bytes.
 struct KvKernels {
-  void (*store)(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
-                float* scratch);
-  void (*attention)(const chairlift_attention_int8& task, const KvTile* tiles, int64_t num_tiles,
+  void (*store_kv)(const chairlift_kv_to_cache& task, int64_t first_row, int64_t num_rows);
+  void (*store_qkv)(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
+                    float* scratch);
+  void (*attention)(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
                     float* scratch);
   // Merges the partials of a tile's groups, [groups][key/value heads][queries].
-  void (*merge)(const chairlift_attention_int8& task, const KvTile& tile, float* scratch);
+  void (*merge)(const chairlift_attention& task, const KvTile& tile, float* scratch);
   // Reads pieces of memory in order; returns something that depends on all of them.
   int64_t (*read)(const uint8_t* memory, int64_t stride, int64_t num_bytes, const int32_t* blocks,
                   int64_t num_blocks);
 };
 
 // Floats of scratch that `attention` and `merge` need for a tile.
-int64_t attention_int8_scratch_floats(const chairlift_attention_int8& task, const KvTile& tile);
+int64_t attention_int8_scratch_floats(const chairlift_attention& task, const KvTile& tile);
 
 // The ops on bytes, which have instruction sets of their own.
 struct Q8Kernels {
@@ -113,6 +114,7 @@ int64_t linear_q8_scratch_bytes(const LinearQ8Task& task, const LinearQ8Tile& ti
 struct KernelTable {
   const char* name;
   void (*linear)(const LinearTask& task, const LinearTile& tile);
+  // Over keys and values stored as floats.
   void (*attention)(const chairlift_attention& task, const AttentionTile& tile, float* scratch);
   // Runs `rounds` rounds of independent multiply-adds; returns how many it did.
   int64_t (*fma_burst)(int64_t rounds, float* sink);

@@ -1,6 +1,7 @@
-// Causal attention over paged keys and values: softmax online (Milakov & Gimelshein 2018), with the
-// query heads of a group and the rows of a tile sharing every load (FlashAttention, Dao et al.
-// 2022).
+// Causal attention over paged keys and values stored as floats: softmax online (Milakov &
+// Gimelshein 2018), with the query heads of a group and the rows of a tile sharing every load
+// (FlashAttention, Dao et al. 2022).  T is what they are stored as; everything is computed in
+// float32.
 //
 // A *query* is one head of one row.  Positions are walked in groups of sixteen that start at
 // multiples of sixteen, whatever the block size.  What a query computes in a group depends on its
@@ -14,7 +15,7 @@
 #include <cmath>
 
 #include "../isa/kernel_table.h"
-#include "../vec.h"
+#include "stored_floats.h"
 
 namespace chairlift {
 namespace {
@@ -53,21 +54,32 @@ CHAIRLIFT_INLINE Range visible(const chairlift_attention& task, int64_t position
 }
 
 // Addresses of the keys of one group of sixteen positions, at the tile's first head.
+template <class T>
 struct KeyGroup {
-  const float* key[kLanes];  // null outside the range that the tile reads
+  const T* key[kLanes];  // null outside the range that the tile reads
 };
 
+// From a key to its value, in a piece [2][block_size][num_kv_heads][head_dim].
+CHAIRLIFT_INLINE int64_t value_offset(const chairlift_attention& task) {
+  return task.block_size * task.num_kv_heads * task.head_dim;
+}
+
+template <class T>
 CHAIRLIFT_INLINE void locate_keys(const chairlift_attention& task, const AttentionTile& tile,
-                                  int64_t group_start, Range range, KeyGroup& group) {
+                                  int64_t group_start, Range range, KeyGroup<T>& group) {
   const int32_t* table = task.block_tables + tile.sequence * task.max_blocks;
-  const float* head = task.kv_cache + tile.first_kv_head * task.head_dim;
+  const int64_t first = tile.first_kv_head * task.head_dim;
+  const int64_t token_stride = task.num_kv_heads * task.head_dim;
   int64_t block = group_start / task.block_size;
   int64_t offset = group_start - block * task.block_size;
   for (int j = 0; j < kLanes; ++j) {
     const int64_t position = group_start + j;
     const bool read = position >= range.begin && position < range.end;
-    group.key[j] =
-        read ? head + table[block] * task.block_stride + offset * task.token_stride : nullptr;
+    group.key[j] = nullptr;
+    if (read) {
+      const uint8_t* piece = task.kv_cache + table[block] * task.block_stride;
+      group.key[j] = reinterpret_cast<const T*>(piece) + first + offset * token_stride;
+    }
     if (++offset == task.block_size) {
       offset = 0;
       ++block;
@@ -75,13 +87,15 @@ CHAIRLIFT_INLINE void locate_keys(const chairlift_attention& task, const Attenti
   }
 }
 
-CHAIRLIFT_INLINE void prefetch_group(const KeyGroup& group, int64_t value_offset, int64_t first,
+template <class T>
+CHAIRLIFT_INLINE void prefetch_group(const KeyGroup<T>& group, int64_t to_value, int64_t first,
                                      int64_t width) {
+  constexpr int64_t kLine = 64 / sizeof(T);
   for (int j = 0; j < kLanes; ++j) {
     if (!group.key[j]) continue;
-    for (int64_t i = first; i < first + width; i += kLanes) {
+    for (int64_t i = first; i < first + width; i += kLine) {
       prefetch(group.key[j] + i);
-      prefetch(group.key[j] + value_offset + i);
+      prefetch(group.key[j] + to_value + i);
     }
   }
 }
@@ -229,10 +243,34 @@ CHAIRLIFT_INLINE TileScratch part_of_head(TileScratch scratch, int64_t head,
   return scratch;
 }
 
+// Where the values of a group are as float32, `padded` of them in a row: in the cache, or copied to
+// scratch.  Null where there is no key.
+template <class T>
+CHAIRLIFT_INLINE void prepare_values(const T* const* stored, const TileShape& shape, float* scratch,
+                                     const float** value) {
+  for (int j = 0; j < kLanes; ++j) {
+    value[j] = nullptr;
+    if (!stored[j]) continue;
+    float* copy = scratch + j * shape.padded;
+    int64_t i = 0;
+    for (; i + kLanes <= shape.dim; i += kLanes) load_floats(stored[j] + i).store(copy + i);
+    for (; i < shape.dim; ++i) copy[i] = to_float(stored[j][i]);
+    for (; i < shape.padded; ++i) copy[i] = 0.0f;
+    value[j] = copy;
+  }
+}
+
+CHAIRLIFT_INLINE void prepare_values(const float* const* stored, const TileShape& shape,
+                                     float* scratch, const float** value) {
+  if (shape.padded != shape.dim) return prepare_values<float>(stored, shape, scratch, value);
+  for (int j = 0; j < kLanes; ++j) value[j] = stored[j];
+}
+
 // The queries of one of the tile's key/value heads against one group of positions.
+template <class T>
 CHAIRLIFT_INLINE void attend_group(const chairlift_attention& task, const AttentionTile& tile,
                                    const TileShape& shape, const TileScratch& scratch,
-                                   const KeyGroup& group, int64_t group_start, int64_t head) {
+                                   const KeyGroup<T>& group, int64_t group_start, int64_t head) {
   const int64_t dim = shape.dim, padded = shape.padded, heads = shape.group;
   // Rows of the tile that see any of these positions: consecutive, since both ends of a row's range
   // move on from row to row.
@@ -245,22 +283,16 @@ CHAIRLIFT_INLINE void attend_group(const chairlift_attention& task, const Attent
   if (first == last) return;
 
   // Lanes that no row may read get key zero; their scores are masked, their values skipped.
-  const float* key[kLanes];
-  const float* value[kLanes];
+  const T *key[kLanes], *stored[kLanes];
   for (int64_t i = 0; i < dim; ++i) scratch.values[i] = 0.0f;
   for (int j = 0; j < kLanes; ++j) {
-    key[j] = group.key[j] ? group.key[j] + head * dim : scratch.values;
-    value[j] = group.key[j] ? key[j] + task.value_offset : nullptr;
+    const T* found = group.key[j] ? group.key[j] + head * dim : nullptr;
+    key[j] = found ? found : reinterpret_cast<const T*>(scratch.values);
+    stored[j] = found ? found + value_offset(task) : nullptr;
   }
   transpose_rows(key, dim, scratch.keys);
-  if (padded != dim) {
-    for (int j = 0; j < kLanes; ++j) {
-      if (!value[j]) continue;
-      float* copy = scratch.values + j * padded;
-      for (int64_t i = 0; i < padded; ++i) copy[i] = i < dim ? value[j][i] : 0.0f;
-      value[j] = copy;
-    }
-  }
+  const float* value[kLanes];
+  prepare_values(stored, shape, scratch.values, value);
 
   const int64_t end_query = last * heads;
   int64_t q = first * heads;
@@ -308,7 +340,8 @@ CHAIRLIFT_INLINE int64_t query_offset(const chairlift_attention& task, const Att
 CHAIRLIFT_INLINE void start_head(const chairlift_attention& task, const AttentionTile& tile,
                                  const TileShape& shape, const TileScratch& scratch, int64_t head) {
   for (int64_t row = 0; row < tile.num_rows; ++row) {
-    const float* query = task.query + query_offset(task, tile, shape, row, head);
+    const float* query =
+        static_cast<const float*>(task.query) + query_offset(task, tile, shape, row, head);
     float* copy = scratch.queries + row * shape.group * shape.dim;
     for (int64_t i = 0; i < shape.group * shape.dim; ++i) copy[i] = query[i];
   }
@@ -334,7 +367,8 @@ CHAIRLIFT_INLINE void finish_head(const chairlift_attention& task, const Attenti
   }
 }
 
-void paged_attention(const chairlift_attention& task, const AttentionTile& tile, float* memory) {
+template <class T>
+void attend_floats(const chairlift_attention& task, const AttentionTile& tile, float* memory) {
   TileShape shape;
   shape.dim = task.head_dim;
   shape.padded = (shape.dim + kLanes - 1) / kLanes * kLanes;
@@ -348,13 +382,13 @@ void paged_attention(const chairlift_attention& task, const AttentionTile& tile,
   const Range range = {visible(task, tile.first_position).begin,
                        visible(task, tile.first_position + tile.num_rows - 1).end};
   int64_t start = range.begin / kLanes * kLanes;
-  KeyGroup group, next;
+  KeyGroup<T> group, next;
   locate_keys(task, tile, start, range, group);
   for (; start < range.end; start += kLanes) {
     const bool has_next = start + kLanes < range.end;
     if (has_next) locate_keys(task, tile, start + kLanes, range, next);
     for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
-      if (has_next) prefetch_group(next, task.value_offset, head * shape.dim, shape.dim);
+      if (has_next) prefetch_group(next, value_offset(task), head * shape.dim, shape.dim);
       attend_group(task, tile, shape, part_of_head(scratch, head, shape), group, start, head);
     }
     group = next;
@@ -363,6 +397,12 @@ void paged_attention(const chairlift_attention& task, const AttentionTile& tile,
   for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
     finish_head(task, tile, shape, part_of_head(scratch, head, shape), head);
   }
+}
+
+void paged_attention(const chairlift_attention& task, const AttentionTile& tile, float* memory) {
+  if (task.kv_type == CHAIRLIFT_KV_FLOAT16) return attend_floats<Half>(task, tile, memory);
+  if (task.kv_type == CHAIRLIFT_KV_BFLOAT16) return attend_floats<BFloat16>(task, tile, memory);
+  attend_floats<float>(task, tile, memory);
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ struct Span {
   int64_t end;
 };
 
-CHAIRLIFT_INLINE Span seen_from(const chairlift_attention_int8& task, int64_t position) {
+CHAIRLIFT_INLINE Span seen_from(const chairlift_attention& task, int64_t position) {
   const int64_t begin = position + 1 - task.sliding_window;
   return {task.sliding_window > 0 && begin > 0 ? begin : 0, position + 1};
 }
@@ -64,7 +64,7 @@ struct GroupPages {
   int count;
 };
 
-CHAIRLIFT_INLINE GroupPages locate_group(const chairlift_attention_int8& task, const KvTile& tile,
+CHAIRLIFT_INLINE GroupPages locate_group(const chairlift_attention& task, const KvTile& tile,
                                          int64_t group, int64_t page_bytes) {
   const Span first = seen_from(task, tile.first_position);
   const int64_t end = tile.first_position + tile.num_rows;
@@ -391,12 +391,12 @@ CHAIRLIFT_INLINE KvState lay_out_state(float* memory, int64_t num_queries, int64
   return state;
 }
 
-CHAIRLIFT_INLINE int64_t first_query_index(const chairlift_attention_int8& task, const KvTile& tile,
+CHAIRLIFT_INLINE int64_t first_query_index(const chairlift_attention& task, const KvTile& tile,
                                            int64_t group, int64_t head, int64_t row) {
   return (tile.first_row + row) * task.num_heads + (tile.first_kv_head + head) * group;
 }
 
-void start_queries(const chairlift_attention_int8& task, const KvTile& tile, int64_t group,
+void start_queries(const chairlift_attention& task, const KvTile& tile, int64_t group,
                    const KvState& state) {
   const int64_t dim = task.head_dim;
   const float log2_scale = task.scale * 1.44269504f;
@@ -405,7 +405,7 @@ void start_queries(const chairlift_attention_int8& task, const KvTile& tile, int
     for (int64_t row = 0; row < tile.num_rows; ++row) {
       const int64_t index = first_query_index(task, tile, group, head, row);
       for (int64_t g = 0; g < group; ++g, ++q) {
-        const int8_t* query = task.query + (index + g) * dim;
+        const int8_t* query = static_cast<const int8_t*>(task.query) + (index + g) * dim;
         int32_t sum = 0;
         for (int64_t i = 0; i < dim; i += kLanes) sum += sum_codes(query + i);
         std::memcpy(state.codes + q * dim, query, static_cast<size_t>(dim));
@@ -419,7 +419,7 @@ void start_queries(const chairlift_attention_int8& task, const KvTile& tile, int
   for (int64_t i = 0; i < q * kLanes; i += kLanes) F16::all(0.0f).store(state.totals + i);
 }
 
-void finish_queries(const chairlift_attention_int8& task, const KvTile& tile, int64_t group,
+void finish_queries(const chairlift_attention& task, const KvTile& tile, int64_t group,
                     const KvState& state) {
   const int64_t dim = task.head_dim;
   int64_t q = 0;
@@ -491,7 +491,7 @@ CHAIRLIFT_INLINE void store_totals(GroupBatch& batch, int64_t num, int64_t dim, 
   }
 }
 
-CHAIRLIFT_INLINE void attend_batch(const chairlift_attention_int8& task, const KvTile& tile,
+CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile& tile,
                                    int64_t group_heads, const BatchRange& range, int64_t group,
                                    const HeadPages* heads, int count, Fetcher& fetcher,
                                    const KvState& state) {
@@ -603,7 +603,7 @@ CHAIRLIFT_INLINE Fetcher fetch_from(const KvTile& tile, const GroupPages& pages,
   return fetcher;
 }
 
-void attend_tile(const chairlift_attention_int8& task, const KvTile& tile, const KvTile* following,
+void attend_tile(const chairlift_attention& task, const KvTile& tile, const KvTile* following,
                  float* memory) {
   const int64_t head_bytes = KvLayout{task.head_dim}.head_bytes();
   const int64_t page_bytes = task.num_kv_heads * head_bytes;
@@ -646,14 +646,14 @@ void attend_tile(const chairlift_attention_int8& task, const KvTile& tile, const
   if (!tile.partials) finish_queries(task, tile, group_heads, state);
 }
 
-void attend_tiles(const chairlift_attention_int8& task, const KvTile* tiles, int64_t num_tiles,
+void attend_tiles(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
                   float* memory) {
   for (int64_t i = 0; i < num_tiles; ++i) {
     attend_tile(task, tiles[i], i + 1 < num_tiles ? tiles + i + 1 : nullptr, memory);
   }
 }
 
-void merge_partials(const chairlift_attention_int8& task, const KvTile& tile, float* memory) {
+void merge_partials(const chairlift_attention& task, const KvTile& tile, float* memory) {
   const int64_t dim = task.head_dim, group_heads = task.num_heads / task.num_kv_heads;
   const int64_t num_queries = tile.num_kv_heads * tile.num_rows * group_heads;
   const int64_t record = kPartialSums + dim;
@@ -697,7 +697,7 @@ int64_t read_pieces(const uint8_t* memory, int64_t stride, int64_t num_bytes, co
   return static_cast<int64_t>(sum_lanes(to_float((sum[0] + sum[1]) + (sum[2] + sum[3]))));
 }
 
-constexpr KvKernels kKvKernels = {store_qkv, attend_tiles, merge_partials, read_pieces};
+constexpr KvKernels kKvKernels = {store_kv, store_qkv, attend_tiles, merge_partials, read_pieces};
 
 }  // namespace
 }  // namespace chairlift

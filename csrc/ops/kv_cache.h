@@ -1,5 +1,5 @@
 // From the joint projection of a step to the cache: norm and rotation of query and key heads, and
-// the quantised form of all three.
+// the stored form of keys and values.
 //
 // Every token and head is computed alone.  Multiplications and additions come in an order fixed by
 // the source and are never fused, so that all instruction sets write the same bytes.
@@ -10,6 +10,7 @@
 #include "../isa/kernel_table.h"
 #include "../kv_layout.h"
 #include "quantize.h"
+#include "stored_floats.h"
 
 namespace chairlift {
 namespace {
@@ -93,44 +94,142 @@ CHAIRLIFT_INLINE void store_value(const int8_t* codes, int64_t dim, uint8_t* val
   for (int64_t i = 0; i < dim; ++i) out[4 * i] = static_cast<uint8_t>(codes[i]);
 }
 
-// scratch: two heads of floats and one of codes
-void store_qkv(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
-               float* scratch) {
+// What becomes of one token's heads in a cache of bytes.
+class ByteSlot {
+ public:
+  CHAIRLIFT_INLINE ByteSlot(const chairlift_qkv_to_cache& task, int64_t row, float* scratch)
+      : task_(task), row_(row), codes_(reinterpret_cast<int8_t*>(scratch)) {
+    const int64_t slot = task.slots[row], offset = slot % task.block_size;
+    token_ = offset % kPageTokens;
+    page_ = task.kv_cache + slot / task.block_size * task.block_stride +
+            offset / kPageTokens * task.num_kv_heads * layout().head_bytes();
+  }
+
+  CHAIRLIFT_INLINE void take_query(int64_t head, const float* x) {
+    const int64_t index = row_ * task_.num_heads + head;
+    int8_t* codes = static_cast<int8_t*>(task_.query) + index * task_.head_dim;
+    task_.query_scales[index] = quantize_head(x, task_.head_dim, codes);
+  }
+
+  CHAIRLIFT_INLINE void take_key(int64_t head, const float* x) {
+    uint8_t* base = page_ + head * layout().head_bytes();
+    const float scale = quantize_head(x, task_.head_dim, codes_);
+    store_key(codes_, task_.head_dim, base, token_);
+    std::memcpy(base + layout().key_scales() + 4 * token_, &scale, 4);
+  }
+
+  CHAIRLIFT_INLINE void take_value(int64_t head, const float* x) {
+    uint8_t* base = page_ + head * layout().head_bytes();
+    const float scale = quantize_head(x, task_.head_dim, codes_);
+    store_value(codes_, task_.head_dim, base + layout().values(), token_);
+    std::memcpy(base + layout().value_scales() + 4 * token_, &scale, 4);
+  }
+
+ private:
+  CHAIRLIFT_INLINE KvLayout layout() const { return {task_.head_dim}; }
+
+  const chairlift_qkv_to_cache& task_;
+  int64_t row_;
+  int8_t* codes_;
+  uint8_t* page_;
+  int64_t token_;
+};
+
+// Key of a slot, in a piece [2][block_size][num_kv_heads][head_dim] of T; its value lies
+// block_size tokens behind it.
+template <class T, class TASK>
+CHAIRLIFT_INLINE T* find_key(const TASK& task, int64_t slot) {
+  uint8_t* piece = task.kv_cache + slot / task.block_size * task.block_stride;
+  return reinterpret_cast<T*>(piece) + slot % task.block_size * task.num_kv_heads * task.head_dim;
+}
+
+// The same in a cache of floats.
+template <class T>
+class FloatSlot {
+ public:
+  CHAIRLIFT_INLINE FloatSlot(const chairlift_qkv_to_cache& task, int64_t row, float*)
+      : dim_(task.head_dim),
+        query_(static_cast<float*>(task.query) + row * task.num_heads * dim_),
+        key_(find_key<T>(task, task.slots[row])),
+        value_(key_ + task.block_size * task.num_kv_heads * dim_) {}
+
+  CHAIRLIFT_INLINE void take_query(int64_t head, const float* x) {
+    store_floats(x, dim_, query_ + head * dim_);
+  }
+  CHAIRLIFT_INLINE void take_key(int64_t head, const float* x) {
+    store_floats(x, dim_, key_ + head * dim_);
+  }
+  CHAIRLIFT_INLINE void take_value(int64_t head, const float* x) {
+    store_floats(x, dim_, value_ + head * dim_);
+  }
+
+ private:
+  int64_t dim_;
+  float* query_;
+  T* key_;
+  T* value_;
+};
+
+// scratch: two heads of floats and what SLOT needs, one of bytes at most
+template <class SLOT>
+void store_qkv_rows(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
+                    float* scratch) {
   const int64_t dim = task.head_dim, half = task.rope_dim / 2;
-  const KvLayout layout = {dim};
   float* normed = scratch;
   float* rotated = normed + dim;
-  int8_t* codes = reinterpret_cast<int8_t*>(rotated + dim);
   const int64_t num_heads = task.num_heads, num_kv_heads = task.num_kv_heads;
   for (int64_t row = first_row; row < first_row + num_rows; ++row) {
     const float* x = task.qkv + row * (num_heads + 2 * num_kv_heads) * dim;
     const float* cos = task.cos + task.positions[row] * half;
     const float* sin = task.sin + task.positions[row] * half;
-    const int64_t slot = task.slots[row];
-    const int64_t offset = slot % task.block_size, token = offset % kPageTokens;
-    uint8_t* page = task.kv_cache + slot / task.block_size * task.block_stride +
-                    offset / kPageTokens * num_kv_heads * layout.head_bytes();
+    SLOT slot(task, row, rotated + dim);
     for (int64_t head = 0; head < num_heads + num_kv_heads; ++head, x += dim) {
       const bool is_query = head < num_heads;
       const float* weight = is_query ? task.q_norm : task.k_norm;
       if (weight) normalize_head(x, weight, dim, task.norm_eps, normed);
       rotate_head(weight ? normed : x, cos, sin, half, task.rope_interleaved != 0, dim, rotated);
       if (is_query) {
-        const int64_t index = row * num_heads + head;
-        task.query_scales[index] = quantize_head(rotated, dim, task.query + index * dim);
-        continue;
+        slot.take_query(head, rotated);
+      } else {
+        slot.take_key(head - num_heads, rotated);
       }
-      uint8_t* key = page + (head - num_heads) * layout.head_bytes();
-      const float scale = quantize_head(rotated, dim, codes);
-      store_key(codes, dim, key, token);
-      std::memcpy(key + layout.key_scales() + 4 * token, &scale, 4);
     }
-    for (int64_t head = 0; head < num_kv_heads; ++head, x += dim) {
-      uint8_t* base = page + head * layout.head_bytes();
-      const float scale = quantize_head(x, dim, codes);
-      store_value(codes, dim, base + layout.values(), token);
-      std::memcpy(base + layout.value_scales() + 4 * token, &scale, 4);
-    }
+    for (int64_t head = 0; head < num_kv_heads; ++head, x += dim) slot.take_value(head, x);
+  }
+}
+
+void store_qkv(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
+               float* scratch) {
+  switch (task.kv_type) {
+    case CHAIRLIFT_KV_FLOAT16:
+      return store_qkv_rows<FloatSlot<Half>>(task, first_row, num_rows, scratch);
+    case CHAIRLIFT_KV_BFLOAT16:
+      return store_qkv_rows<FloatSlot<BFloat16>>(task, first_row, num_rows, scratch);
+    case CHAIRLIFT_KV_FLOAT32:
+      return store_qkv_rows<FloatSlot<float>>(task, first_row, num_rows, scratch);
+    default:
+      return store_qkv_rows<ByteSlot>(task, first_row, num_rows, scratch);
+  }
+}
+
+template <class T>
+void store_kv_rows(const chairlift_kv_to_cache& task, int64_t first_row, int64_t num_rows) {
+  const int64_t width = task.num_kv_heads * task.head_dim;
+  for (int64_t row = first_row; row < first_row + num_rows; ++row) {
+    T* key = find_key<T>(task, task.slots[row]);
+    store_floats(task.key + row * task.key_stride, width, key);
+    store_floats(task.value + row * task.value_stride, width, key + task.block_size * width);
+  }
+}
+
+void store_kv(const chairlift_kv_to_cache& task, int64_t first_row, int64_t num_rows) {
+  switch (task.kv_type) {
+    case CHAIRLIFT_KV_FLOAT16:
+      return store_kv_rows<Half>(task, first_row, num_rows);
+    case CHAIRLIFT_KV_BFLOAT16:
+      return store_kv_rows<BFloat16>(task, first_row, num_rows);
+    default:
+      return store_kv_rows<float>(task, first_row, num_rows);
   }
 }
 

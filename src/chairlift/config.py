@@ -23,6 +23,7 @@ PrefillPolicyName = Literal["chunked", "separated"]
 SchedulingPolicyName = Literal["fcfs", "priority"]
 PreemptionModeName = Literal["auto", "recompute", "swap"]
 KernelsName = Literal["auto", "native", "int8", "reference"]
+KvCacheDtypeName = Literal["auto", "int8", "float16", "bfloat16", "float32", "fp16", "bf16", "fp32"]
 PresetName = Literal["latency", "throughput"]
 
 MIN_MEMORY_SHARE = 0.01
@@ -94,8 +95,11 @@ class EngineConfig:
     threads: int | None = None
     """Threads for all computing.  Default: the cores of this process's affinity and quota."""
     kernels: KernelsName = "auto"
-    """native (float32), int8 (weights, activations and KV cache in bytes), reference (numpy), or
-    what the machine has."""
+    """native (float32), int8 (weights and activations in bytes), reference (numpy), or what the
+    machine has."""
+    kv_cache_dtype: KvCacheDtypeName = "auto"
+    """What keys and values are stored as: int8 (int8 kernels only), float16, bfloat16 or float32;
+    fp16, bf16 and fp32 mean the same.  auto: int8 for the int8 kernels, else float32."""
     tensor_parallel_size: int = 1
     """Devices to split the model over; only 1 for now."""
     enforce_eager: bool = False
@@ -167,6 +171,7 @@ _CHOICES = {
     "prefill_policy": PrefillPolicyName,
     "scheduling_policy": SchedulingPolicyName,
     "kernels": KernelsName,
+    "kv_cache_dtype": KvCacheDtypeName,
     "preset": PresetName,
 }
 

@@ -35,6 +35,7 @@ ENGINE_OPTIONS = [
     "enforce_eager",
     "gpu_memory_utilization",
     "kernels",
+    "kv_cache_dtype",
     "kv_cache_memory",
     "long_prefill_token_threshold",
     "max_model_len",

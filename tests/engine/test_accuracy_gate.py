@@ -15,6 +15,7 @@ import pytest
 from chairlift.bench.accuracy import (
     FLOAT32_KERNELS,
     AccuracyBounds,
+    KernelMode,
     measure_accuracy,
     read_text,
 )
@@ -35,14 +36,14 @@ getting worse than what was measured is a fault."""
 @pytest.mark.real_model
 @pytest.mark.parametrize("kernels", MODES)
 def test_mode_keeps_to_its_bounds(
-    load_default_model: Callable[[str], LoadedModel], kernels: str
+    load_default_model: Callable[..., LoadedModel], kernels: KernelsName
 ) -> None:
     report = measure_accuracy(
         load_default_model(kernels),
         load_default_model("native"),
         read_text(TEXT),
-        kernels=kernels,
-        against_kernels="native",
+        mode=KernelMode(kernels=kernels),
+        against_mode=KernelMode(kernels="native"),
         num_windows=NUM_WINDOWS,
     )
     assert report.tally.num_predictions == NUM_WINDOWS * 511

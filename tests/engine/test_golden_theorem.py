@@ -25,6 +25,16 @@ PREEMPTION = ("none", "recompute", "swap")
 PREFIX_CACHE = (True, False)
 KERNELS = ("native", "int8", "reference")
 
+MODES = {
+    "native float16": {"kernels": "native", "kv_cache_dtype": "float16"},
+    "native bfloat16": {"kernels": "native", "kv_cache_dtype": "bfloat16"},
+    "reference bfloat16": {"kernels": "reference", "kv_cache_dtype": "bfloat16"},
+    "int8 float16": {"kernels": "int8", "kv_cache_dtype": "float16"},
+    "int8 bfloat16": {"kernels": "int8", "kv_cache_dtype": "bfloat16"},
+    "int8 float32": {"kernels": "int8", "kv_cache_dtype": "float32"},
+}
+"""Kernels with options that change what they compute."""
+
 swapped: list[int] = []
 """How often each case swapped."""
 
@@ -181,6 +191,27 @@ def test_tokens_do_not_depend_on_company_other_families(
         )
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_do_not_depend_on_company_other_modes(
+    load_tiny: Callable[..., LoadedModel], solo: Solo, mode: str
+) -> None:
+    model, jobs = load_tiny("llama3", **MODES[mode]), tiny_jobs()
+    expected = solo(model, jobs)
+    for seed, (chunk, preemption) in enumerate(itertools.product((1, 7, 512), PREEMPTION)):
+        check(
+            model,
+            jobs,
+            expected,
+            batching="continuous",
+            prefill="chunked",
+            chunk=chunk,
+            preemption=preemption,
+            prefix_cache=chunk != 7,
+            seed=seed,
+        )
+    assert sum(swapped[-9:]) > 0
+
+
 def pairwise_cases() -> list[tuple[str, str, int, str, bool, str, int]]:
     """A small set in which every two values of different options meet."""
     options = (BATCHING, PREFILL, CHUNKS, PREEMPTION, PREFIX_CACHE, KERNELS, (2, 8, 64))
@@ -251,6 +282,35 @@ def test_tokens_do_not_depend_on_company_real_model(
     if kernels == "reference" and os.environ.get("CHAIRLIFT_FULL") != "1":
         count = min(count, 24)  # numpy needs half a minute for 64: scripts/test --full
     model, jobs = load_default_model(kernels), real_jobs(count, chunk)
+    check(
+        model,
+        jobs,
+        solo(model, jobs),
+        batching=batching,
+        prefill=prefill,
+        chunk=chunk,
+        preemption=preemption,
+        prefix_cache=prefix_cache,
+        seed=count,
+    )
+
+
+REAL_MODES = {
+    "int8 float16": ("continuous", "chunked", 7, "swap", True, 8),
+    "int8 bfloat16": ("dynamic", "separated", 512, "recompute", False, 8),
+    "native float16": ("continuous", "chunked", 16, "recompute", True, 8),
+}
+"""How each of them meets the others: a few of the pairwise set's combinations."""
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", REAL_MODES)
+def test_tokens_do_not_depend_on_company_real_model_other_modes(
+    load_default_model: Callable[..., LoadedModel], solo: Solo, mode: str
+) -> None:
+    batching, prefill, chunk, preemption, prefix_cache, count = REAL_MODES[mode]
+    model, jobs = load_default_model(**MODES[mode]), real_jobs(count, chunk)
     check(
         model,
         jobs,

@@ -32,6 +32,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     *[(name, "sideways") for name in ("scheduling_policy", "kernels", "preset")],
     ("batching_policy", None),
     ("kernels", ["auto"]),
+    *[("kv_cache_dtype", value) for value in (None, "fp8", "float64", 16)],
     *[("tensor_parallel_size", value) for value in (0, 2, True)],
     *[("enable_prefix_caching", value) for value in (None, 1, "yes")],
     ("enable_chunked_prefill", "no"),
@@ -76,6 +77,11 @@ def test_the_two_layers_agree_on_their_defaults() -> None:
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         EngineConfig().max_num_seqs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["auto", "int8", "float16", "fp16", "bfloat16", "bf16", "fp32"])
+def test_names_of_what_a_cache_stores(name: Any) -> None:
+    assert EngineConfig(kv_cache_dtype=name).kv_cache_dtype == name
 
 
 @pytest.mark.parametrize("value", [1, 255, 256])

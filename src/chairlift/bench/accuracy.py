@@ -1,7 +1,7 @@
 """How far one kernel mode is from float32 kernels: the same model, the same text, token by token.
 
 Both read the text in windows, each from its own start.  Compared are the perplexities, and how
-often both put the same token first.  Knows nothing of a mode but its name and its bounds.
+often both put the same token first.  Knows nothing of a mode but its options and its bounds.
 
 ```
 window      t0   t1   t2  ..  t511
@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 
 from chairlift.bench.machine_facts import machine_facts
 from chairlift.bench.text_table import text_table
-from chairlift.config import EngineConfig, KernelsName
+from chairlift.config import EngineConfig, KernelsName, KvCacheDtypeName
 from chairlift.core.scheduler_output import ScheduledRequest
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.errors import ConfigError
 from chairlift.kernels.interface import FloatArray, IntArray
+from chairlift.kernels.kv_dtype import KvDtype
+from chairlift.kernels.registry import choose_kv_dtype
 from chairlift.runner.forward_batch import build_layout
 from chairlift.runner.memory import LOGIT_ROWS
 from chairlift.tokenizer.tokenizer import Tokenizer
@@ -51,9 +53,25 @@ QUANTIZED_BOUNDS = AccuracyBounds(max_perplexity_change=0.003, min_agreement=0.9
 """The file's own weights; activations, keys and values in 8 bits."""
 
 
-def bounds_of(kernels: str) -> AccuracyBounds:
-    """The bounds of a mode."""
-    return FLOAT32_BOUNDS if kernels in FLOAT32_KERNELS else QUANTIZED_BOUNDS
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMode:
+    """What decides about the last bits of a model's logits."""
+
+    kernels: KernelsName
+    kv_cache_dtype: KvCacheDtypeName = "auto"
+
+    @property
+    def kv_dtype(self) -> KvDtype:
+        """Raises `ConfigError` if these kernels have no such cache."""
+        return choose_kv_dtype(self.kernels, self.kv_cache_dtype)
+
+    @property
+    def bounds(self) -> AccuracyBounds:
+        is_float32 = self.kernels in FLOAT32_KERNELS and self.kv_dtype == "float32"
+        return FLOAT32_BOUNDS if is_float32 else QUANTIZED_BOUNDS
+
+    def __str__(self) -> str:
+        return f"{self.kernels}, {self.kv_dtype} KV"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,8 +125,8 @@ class AccuracyReport:
     """What was measured, beside its bounds."""
 
     model: str
-    kernels: str
-    against: str
+    mode: KernelMode
+    against: KernelMode
     num_windows: int
     window_tokens: int
     bounds: AccuracyBounds
@@ -141,17 +159,18 @@ class AccuracyReport:
             f"{tally.num_predictions} predictions in {self.num_windows} windows of"
             f" {self.window_tokens} tokens"
         )
-        table = text_table(("", self.against, self.kernels, "bound"), rows)
+        table = text_table(("", str(self.against), str(self.mode), "bound"), rows)
         verdict = "passed" if self.passed else "FAILED"
-        return "\n".join([title, "", table, "", f"{self.kernels} {verdict}"])
+        return "\n".join([title, "", table, "", f"{self.mode}: {verdict}"])
 
     def to_json(self) -> dict[str, Any]:
         tally = self.tally
         return {
             "machine": machine_facts(),
             "model": self.model,
-            "kernels": self.kernels,
-            "against": self.against,
+            "kernels": self.mode.kernels,
+            "kv_cache_dtype": self.mode.kv_dtype,
+            "against": self.against.kernels,
             "num_windows": self.num_windows,
             "window_tokens": self.window_tokens,
             "num_predictions": tally.num_predictions,
@@ -165,18 +184,19 @@ class AccuracyReport:
         }
 
 
-def check_modes(kernels: str, against: str) -> None:
+def check_modes(mode: KernelMode, against: KernelMode) -> None:
     """Raises `ConfigError` for a pair that would say nothing."""
-    if against not in FLOAT32_KERNELS:
+    if against.kernels not in FLOAT32_KERNELS:
         raise ConfigError(
-            f"against must be one of {', '.join(FLOAT32_KERNELS)}, got {against!r}",
+            f"against must be one of {', '.join(FLOAT32_KERNELS)}, got {against.kernels!r}",
             field="against",
         )
-    if kernels == "auto":
+    if mode.kernels == "auto":
         raise ConfigError("kernels must name the mode to measure, not 'auto'", field="kernels")
-    if kernels == against:
+    if (mode.kernels, mode.kv_dtype) == (against.kernels, against.kv_dtype):
         raise ConfigError(
-            f"kernels and against are both {kernels!r}: choose different ones", field="against"
+            f"kernels and against are both {mode.kernels!r}: choose different ones",
+            field="against",
         )
 
 
@@ -192,11 +212,15 @@ def read_text(path: Path) -> str:
 
 
 def load_for_accuracy(
-    asked: EngineConfig, kernels: KernelsName, *, show_download: bool = False
+    asked: EngineConfig, mode: KernelMode, *, show_download: bool = False
 ) -> LoadedModel:
-    """The model on these kernels, with memory for one window at a time."""
+    """The model in this mode, with memory for one window at a time."""
     asked = dataclasses.replace(
-        asked, kernels=kernels, max_num_seqs=1, max_num_batched_tokens=WINDOW_TOKENS
+        asked,
+        kernels=mode.kernels,
+        kv_cache_dtype=mode.kv_cache_dtype,
+        max_num_seqs=1,
+        max_num_batched_tokens=WINDOW_TOKENS,
     )
     return load_model(asked, show_download=show_download)
 
@@ -206,8 +230,8 @@ def measure_accuracy(
     against: LoadedModel,
     text: str,
     *,
-    kernels: str,
-    against_kernels: str,
+    mode: KernelMode,
+    against_mode: KernelMode,
     num_windows: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> AccuracyReport:
@@ -230,11 +254,11 @@ def measure_accuracy(
         )
     return AccuracyReport(
         model=against.name,
-        kernels=kernels,
-        against=against_kernels,
+        mode=mode,
+        against=against_mode,
         num_windows=len(windows),
         window_tokens=size,
-        bounds=bounds_of(kernels),
+        bounds=mode.bounds,
         tally=tally,
     )
 

@@ -83,7 +83,11 @@ def policies(
 
 
 @app.command("accuracy")
-@with_options(EngineConfig, only=("model", "threads", "kernels"), defaults={"kernels": "int8"})
+@with_options(
+    EngineConfig,
+    only=("model", "threads", "kernels", "kv_cache_dtype"),
+    defaults={"kernels": "int8"},
+)
 def accuracy(
     against: Annotated[
         str, typer.Option(metavar="native|reference", help="The float32 kernels to compare with.")
@@ -101,6 +105,7 @@ def accuracy(
 ) -> None:
     """A kernel mode against float32 on a text: perplexity and agreement. Exit code 1: too far."""
     from chairlift.bench.accuracy import (
+        KernelMode,
         check_modes,
         load_for_accuracy,
         measure_accuracy,
@@ -110,18 +115,20 @@ def accuracy(
     from chairlift.cli.terminal import note, show
 
     asked = EngineConfig(**engine)
-    check_modes(asked.kernels, against)
+    mode = KernelMode(kernels=asked.kernels, kv_cache_dtype=asked.kv_cache_dtype)
+    float32 = KernelMode(kernels=cast("KernelsName", against))
+    check_modes(mode, float32)
     text = read_text(text_path)
     if json_path is not None:
         check_writable(json_path)
     note(f"loading {asked.model} on {against} and {asked.kernels} kernels")
-    reference = load_for_accuracy(asked, cast("KernelsName", against), show_download=True)
+    reference = load_for_accuracy(asked, float32, show_download=True)
     report = measure_accuracy(
-        load_for_accuracy(asked, asked.kernels),
+        load_for_accuracy(asked, mode),
         reference,
         text,
-        kernels=asked.kernels,
-        against_kernels=against,
+        mode=mode,
+        against_mode=float32,
         num_windows=windows,
         progress=note,
     )

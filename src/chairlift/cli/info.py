@@ -38,9 +38,7 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     import dataclasses
     import sys
 
-    from chairlift.engine.loaded_model import plan_model
-    from chairlift.engine.resolved_config import choose_num_threads
-    from chairlift.kernels.registry import create_kernels
+    from chairlift.engine.loaded_model import kernels_of, plan_model
     from chairlift.machine import inspect_machine
     from chairlift.models.registry import read_model_config
     from chairlift.weights.checkpoint import open_checkpoint
@@ -50,7 +48,7 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     with open_checkpoint(path) as checkpoint:
         config = read_model_config(checkpoint.kind, checkpoint.metadata)
         machine = inspect_machine()
-        kernels = create_kernels(asked.kernels, choose_num_threads(asked, machine))
+        kernels = kernels_of(asked, machine)
         resolved = plan_model(asked, config, machine, checkpoint, kernels)
     memory = resolved.memory
     lengths = [n for n in _LENGTHS if n < memory.max_model_len] + [memory.max_model_len]
@@ -60,7 +58,8 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         "num_parameters": config.num_parameters,
         "kernels": kernels.name,
-        "kv_bytes_per_token": memory.block_bytes // memory.block_size,
+        "kv_cache_dtype": memory.kv_dtype,
+        "kv_bytes_per_token": memory.token_bytes,
         "memory": dataclasses.asdict(memory),
         "fits": [
             {"num_tokens": n, "num_requests": memory.num_fitting_requests(n)} for n in lengths
@@ -106,7 +105,8 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
         f"parameters   {model['num_parameters'] / 1e6:.1f} million",
         f"context      {config['max_position']} tokens",
         f"kernels      {model['kernels']}",
-        f"KV cache     {size_text(model['kv_bytes_per_token'])} per token",
+        f"KV cache     {size_text(model['kv_bytes_per_token'])} per token,"
+        f" {model['kv_cache_dtype']}",
         *(
             f"fits         {row['num_requests']} requests of {row['num_tokens']} tokens"
             for row in model["fits"]

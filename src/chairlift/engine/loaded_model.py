@@ -67,7 +67,7 @@ def load_model(
         tokenizer = _open_tokenizer(checkpoint, defaults)
         tokenizer.check_vocab_size(config.vocab_size)
         machine = inspect_machine()
-        kernels = create_kernels(asked.kernels, choose_num_threads(asked, machine))
+        kernels = kernels_of(asked, machine)
         resolved = plan_model(asked, config, machine, checkpoint, kernels)
         for reason in resolved.reasons:
             logger.info("%s", reason)
@@ -113,6 +113,15 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     )
 
 
+def kernels_of(asked: EngineConfig, machine: Machine) -> Kernels:
+    """The kernels that were asked for.  Raises `ConfigError` if this machine has none such."""
+    return create_kernels(
+        asked.kernels,
+        choose_num_threads(asked, machine),
+        kv_cache_dtype=asked.kv_cache_dtype,
+    )
+
+
 def plan_model(
     asked: EngineConfig,
     config: ModelConfig,
@@ -129,7 +138,7 @@ def plan_model(
         asked,
         config,
         machine,
-        block_bytes=kv_block(asked, config, kernels).num_bytes,
+        block=kv_block(asked, config, kernels),
         weights_bytes=weights_bytes(checkpoint, config, kernels),
         head_bytes=kernels.preparing_bytes(config.vocab_size, config.hidden_size, form),
     )

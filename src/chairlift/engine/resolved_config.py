@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.kernels.interface import KvBlockFormat
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 from chairlift.runner.memory import MemoryPlan, plan_memory
@@ -30,7 +31,7 @@ def resolve_config(
     model: ModelConfig,
     machine: Machine,
     *,
-    block_bytes: int,
+    block: KvBlockFormat,
     weights_bytes: int,
     head_bytes: int,
 ) -> ResolvedConfig:
@@ -40,7 +41,7 @@ def resolve_config(
         asked,
         model,
         machine,
-        block_bytes=block_bytes,
+        block=block,
         weights_bytes=weights_bytes,
         head_bytes=head_bytes,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -18,6 +18,7 @@ from chairlift.kernels.interface import (
     FloatArray,
     FloatKernels,
     IntArray,
+    KvArray,
     KvBlockFormat,
     Linear,
     Matrix,
@@ -25,10 +26,14 @@ from chairlift.kernels.interface import (
     RopeTable,
     Table,
 )
+from chairlift.kernels.kv_dtype import FLOAT_STORAGE, KvDtype
 
 
 class ComposedKernels(FloatKernels):
     """What all backends on float32 share, and the coarse ops in terms of the fine ones."""
+
+    kv_dtype: KvDtype = "float32"
+    """What keys and values are stored as: not "int8"."""
 
     @property
     def packs_quantised(self) -> bool:
@@ -37,12 +42,8 @@ class ComposedKernels(FloatKernels):
     def kv_block(
         self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
     ) -> KvBlockFormat:
-        """[num_layers, 2, block_size, K, D] of float32."""
-        return KvBlockFormat(
-            block_size=block_size,
-            shape=(num_layers, 2, block_size, num_kv_heads, head_dim),
-            dtype=np.dtype(np.float32),
-        )
+        """[num_layers, 2, block_size, K, D] of floats."""
+        return float_kv_block(num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype)
 
     def matrix_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
         """As float32."""
@@ -75,7 +76,7 @@ class ComposedKernels(FloatKernels):
         weights: AttentionWeights,
         spec: AttentionSpec,
         rope: RopeTable,
-        kv_cache: FloatArray,
+        kv_cache: KvArray,
         layer: int,
         batch: BatchLayout,
     ) -> FloatArray:
@@ -102,6 +103,18 @@ class ComposedKernels(FloatKernels):
     ) -> FloatArray:
         """[R, vocab]: only the `rows` that will be sampled reach the output head."""
         return self.linear(self.rms_norm(x[rows], norm, eps), head)
+
+
+def float_kv_block(
+    num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, kv_dtype: KvDtype
+) -> KvBlockFormat:
+    """One block of floats, [num_layers, 2 = K, V, block_size, K, D]."""
+    return KvBlockFormat(
+        block_size=block_size,
+        shape=(num_layers, 2, block_size, num_kv_heads, head_dim),
+        dtype=FLOAT_STORAGE[kv_dtype],
+        kv_dtype=kv_dtype,
+    )
 
 
 def split_heads(qkv: FloatArray, spec: AttentionSpec) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
+from chairlift.kernels.kv_dtype import KvDtype
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
@@ -127,10 +128,18 @@ class KvBlockFormat:
     """Tokens."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    """Of the array: bytes and the bits of bfloat16 are unsigned integers."""
+    kv_dtype: KvDtype
+    """What keys and values are stored as."""
 
     @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token, all layers, scales included."""
+        return self.num_bytes // self.block_size
 
 
 Table = FloatArray | Linear
@@ -141,6 +150,8 @@ class Kernels(Protocol):
     """One backend.  `x` is always [T, H] and C-contiguous; results are new arrays."""
 
     name: str
+    kv_dtype: KvDtype
+    """What keys and values are stored as."""
 
     # -- preparation -------------------------------------------------------------------------
     @property
@@ -223,7 +234,8 @@ class Kernels(Protocol):
 class FloatKernels(Kernels, Protocol):
     """A backend on float32 with fine ops, from which coarse ones can be composed.
 
-    Its KV cache is [num_blocks, num_layers, 2, block_size, K, D] (2 = K and V).
+    Its KV cache is [num_blocks, num_layers, 2, block_size, K, D] (2 = K and V) of float32, float16
+    or bfloat16 (uint16); computing is in float32.
     """
 
     def linear(self, x: FloatArray, weight: Linear) -> FloatArray:
@@ -244,17 +256,17 @@ class FloatKernels(Kernels, Protocol):
         self,
         key: FloatArray,
         value: FloatArray,
-        kv_cache: FloatArray,
+        kv_cache: KvArray,
         layer: int,
         slot_mapping: NDArray[np.int64],
     ) -> None:
-        """Write [T, K, D] keys and values to their slots."""
+        """Write [T, K, D] keys and values to their slots, rounded to what the cache stores."""
         ...
 
     def paged_attention(
         self,
         query: FloatArray,
-        kv_cache: FloatArray,
+        kv_cache: KvArray,
         layer: int,
         batch: BatchLayout,
         spec: AttentionSpec,

@@ -24,10 +24,12 @@ from chairlift.kernels.interface import (
     BatchLayout,
     FloatArray,
     IntArray,
+    KvArray,
     Linear,
     Matrix,
     RopeTable,
 )
+from chairlift.kernels.kv_dtype import KvDtype, from_stored, to_stored
 
 PANEL_BYTES = 256 * 1024
 """Weights of one panel: small enough to stay in L2 while all rows of a step sweep it."""
@@ -54,11 +56,12 @@ class ReferenceKernels(ComposedKernels):
     `num_threads`, so results do not depend on it.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, kv_dtype: KvDtype = "float32") -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
         self.name = "reference"
         self.num_threads = num_threads
+        self.kv_dtype = kv_dtype
         self._blas_limits = threadpool_limits(limits=1, user_api="blas")
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="chairlift-linear")
 
@@ -136,19 +139,19 @@ class ReferenceKernels(ComposedKernels):
         self,
         key: FloatArray,
         value: FloatArray,
-        kv_cache: FloatArray,
+        kv_cache: KvArray,
         layer: int,
         slot_mapping: NDArray[np.int64],
     ) -> None:
         """Scatter [T, K, D] keys and values to their slots."""
         block_ids, offsets = np.divmod(slot_mapping, kv_cache.shape[3])
-        kv_cache[block_ids, layer, 0, offsets] = key
-        kv_cache[block_ids, layer, 1, offsets] = value
+        kv_cache[block_ids, layer, 0, offsets] = to_stored(key, kv_cache.dtype)
+        kv_cache[block_ids, layer, 1, offsets] = to_stored(value, kv_cache.dtype)
 
     def paged_attention(
         self,
         query: FloatArray,
-        kv_cache: FloatArray,
+        kv_cache: KvArray,
         layer: int,
         batch: BatchLayout,
         spec: AttentionSpec,
@@ -221,12 +224,12 @@ def stack_linear(
 
 
 def gather_context(
-    kv_cache: FloatArray, layer: int, batch: BatchLayout, sequence: int, context_len: int
+    kv_cache: KvArray, layer: int, batch: BatchLayout, sequence: int, context_len: int
 ) -> tuple[FloatArray, FloatArray]:
     """The keys and values of one sequence out of its blocks, each [K, C, D] and contiguous."""
     _, _, _, block_size, num_kv_heads, head_dim = kv_cache.shape
     blocks = batch.block_tables[sequence, : -(-context_len // block_size)]
-    pieces = kv_cache[blocks, layer]  # [blocks, 2, block_size, K, D]
+    pieces = from_stored(kv_cache[blocks, layer])  # [blocks, 2, block_size, K, D]
     by_head = np.ascontiguousarray(pieces.transpose(1, 3, 0, 2, 4))
     keys, values = by_head.reshape(2, num_kv_heads, -1, head_dim)[:, :, :context_len]
     return keys, values

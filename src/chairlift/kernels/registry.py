@@ -9,6 +9,7 @@ from chairlift.kernels.cpu.int8 import Int8Kernels
 from chairlift.kernels.cpu.library import LibraryUnavailableError
 from chairlift.kernels.cpu.ops import NativeKernels
 from chairlift.kernels.interface import Kernels
+from chairlift.kernels.kv_dtype import ALIASES, FLOAT_STORAGE, KvDtype
 from chairlift.kernels.reference import ReferenceKernels
 
 BACKENDS = ("auto", "native", "int8", "reference")
@@ -16,12 +17,14 @@ BACKENDS = ("auto", "native", "int8", "reference")
 logger = logging.getLogger(__name__)
 
 
-def create_kernels(name: str, num_threads: int) -> Kernels:
+def create_kernels(name: str, num_threads: int, *, kv_cache_dtype: str = "auto") -> Kernels:
     """The backend called `name`; "auto" is the native library where it loads, else numpy.
 
+    `kv_cache_dtype` "auto" is int8 for the kernels of that name and float32 for the others.
+
     Raises:
-        ConfigError: `name` is unknown, `num_threads` is below 1, or the native library
-            cannot be loaded.
+        ConfigError: `name` is unknown, `num_threads` is below 1, the native library cannot be
+            loaded, or the backend does not store keys and values so.
     """
     if name not in BACKENDS:
         raise ConfigError(
@@ -29,14 +32,39 @@ def create_kernels(name: str, num_threads: int) -> Kernels:
         )
     if num_threads < 1:
         raise ConfigError(f"num_threads must be at least 1, not {num_threads}", field="num_threads")
+    kv_dtype = choose_kv_dtype(name, kv_cache_dtype)
     if name == "reference":
-        return ReferenceKernels(num_threads)
+        return ReferenceKernels(num_threads, kv_dtype)
     try:
-        return Int8Kernels(num_threads) if name == "int8" else NativeKernels(num_threads)
+        if name == "int8":
+            return Int8Kernels(num_threads, kv_dtype)
+        return NativeKernels(num_threads, kv_dtype)
     except LibraryUnavailableError as error:
         if name != "auto":
             raise ConfigError(f"the {name} kernels cannot be used: {error}", field="kernels") from (
                 error
             )
         logger.warning("using the slow reference kernels: %s", error)
-        return ReferenceKernels(num_threads)
+        return ReferenceKernels(num_threads, kv_dtype)
+
+
+def choose_kv_dtype(kernels: str, asked: str) -> KvDtype:
+    """What these kernels store keys and values as.
+
+    Raises:
+        ConfigError: `asked` is unknown, or they cannot.
+    """
+    own: KvDtype = "int8" if kernels == "int8" else "float32"
+    if asked == "auto":
+        return own
+    name = ALIASES.get(asked, asked)
+    offered: tuple[KvDtype, ...] = (*FLOAT_STORAGE, *(("int8",) if kernels == "int8" else ()))
+    for choice in offered:
+        if choice == name:
+            return choice
+    hint = ", or set kernels to int8" if name == "int8" else ""
+    raise ConfigError(
+        f"kernels={kernels} cannot have kv_cache_dtype={asked}: choose one of"
+        f" {', '.join(offered)}{hint}",
+        field="kv_cache_dtype",
+    )

@@ -80,11 +80,6 @@ class ModelConfig:
             raise ModelFileError(f"sliding window in the model file is {self.sliding_window}")
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """float32 keys and values of all layers for one token."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * 4
-
-    @property
     def num_parameters(self) -> int:
         """Weights that a token is multiplied by, from the first layer to the output head."""
         heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from chairlift.config import MIN_MEMORY_SHARE, EngineConfig, parse_bytes
 from chairlift.errors import ConfigError
+from chairlift.kernels.interface import KvBlockFormat
+from chairlift.kernels.kv_dtype import KvDtype
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 
@@ -34,6 +36,7 @@ class MemoryPlan:
     """Activations, logits and sampling of the largest step, or copies while loading if larger."""
     block_bytes: int
     block_size: int
+    kv_dtype: KvDtype
     num_blocks: int
     num_swap_blocks: int
     max_model_len: int
@@ -41,6 +44,11 @@ class MemoryPlan:
     kv_reason: str
     swap_reason: str
     max_model_len_reason: str
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token, all layers, scales included."""
+        return self.block_bytes // self.block_size
 
     @property
     def kv_bytes(self) -> int:
@@ -69,8 +77,9 @@ class MemoryPlan:
         return [
             f"weights {_gib(self.weights_bytes)}, work space {_gib(self.work_bytes)},"
             f" of {_gib(self.free_memory_bytes)} free",
-            f"KV cache {_gib(self.kv_bytes)} = {self.num_blocks} blocks of {self.block_size}"
-            f" tokens ({self.kv_reason}); committed as it is used",
+            f"KV cache {_gib(self.kv_bytes)} of {self.kv_dtype} = {self.num_blocks} blocks of"
+            f" {self.block_size} tokens, {self.token_bytes} bytes each ({self.kv_reason});"
+            " committed as it is used",
             f"fits {self.num_fitting_requests(length)} requests of {length} tokens,"
             f" {self.num_fitting_requests(self.max_model_len)} of {self.max_model_len}",
             f"max_model_len {self.max_model_len} ({self.max_model_len_reason})",
@@ -83,7 +92,7 @@ def plan_memory(
     model: ModelConfig,
     machine: Machine,
     *,
-    block_bytes: int,
+    block: KvBlockFormat,
     weights_bytes: int,
     head_bytes: int,
     max_num_batched_tokens: int,
@@ -92,10 +101,11 @@ def plan_memory(
     """Divide the machine's memory.  Raises `ConfigError`, with the setting that would fit.
 
     Args:
-        block_bytes: a block of the KV cache as the kernels store it.
+        block: a block of the KV cache as the kernels store it.
         weights_bytes: all weights as the kernels keep them.
         head_bytes: what is there while the output head, the first matrix of all, is prepared.
     """
+    block_bytes = block.num_bytes
     wanted_len = asked.max_model_len or model.max_position
     if wanted_len > model.max_position:
         raise ConfigError(
@@ -134,6 +144,7 @@ def plan_memory(
         work_bytes=work_bytes,
         block_bytes=block_bytes,
         block_size=asked.block_size,
+        kv_dtype=block.kv_dtype,
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
         max_model_len=length,

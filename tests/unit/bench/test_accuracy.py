@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from chairlift.bench.accuracy import (
     QUANTIZED_BOUNDS,
     AccuracyReport,
     AccuracyTally,
-    bounds_of,
+    KernelMode,
     check_modes,
     cut_windows,
     measure_accuracy,
@@ -29,6 +30,7 @@ from chairlift.runner.model_runner import ModelRunner
 from chairlift.sampling_params import SamplingParams
 from engines import Job, make_engine, run_jobs
 
+INT8, NATIVE = KernelMode(kernels="int8"), KernelMode(kernels="native")
 TEXT = "It was a dark and stormy night; the rain fell in torrents, and the lamps went out. " * 8
 """664 tokens of a byte-level vocabulary: two windows of the tiny models' 256, and a rest."""
 
@@ -73,25 +75,33 @@ def test_both_bounds_must_hold(change: float, num_agreed: int, passed: bool) -> 
     )
     result = report(tally)
     assert result.passed is passed
-    assert result.text().endswith("int8 passed" if passed else "int8 FAILED")
+    assert result.text().endswith("int8 KV: passed" if passed else "int8 KV: FAILED")
     assert result.to_json()["passed"] is passed
 
 
 def report(tally: AccuracyTally) -> AccuracyReport:
     return AccuracyReport(
         model="m",
-        kernels="int8",
-        against="native",
+        mode=INT8,
+        against=NATIVE,
         num_windows=2,
         window_tokens=501,
-        bounds=bounds_of("int8"),
+        bounds=INT8.bounds,
         tally=tally,
     )
 
 
 def test_float32_modes_have_tight_bounds() -> None:
-    assert bounds_of("reference") == bounds_of("native") == FLOAT32_BOUNDS
-    assert bounds_of("int8") == QUANTIZED_BOUNDS
+    assert KernelMode(kernels="reference").bounds == NATIVE.bounds == FLOAT32_BOUNDS
+    assert KernelMode(kernels="native", kv_cache_dtype="fp32").bounds == FLOAT32_BOUNDS
+    assert KernelMode(kernels="native", kv_cache_dtype="fp16").bounds == QUANTIZED_BOUNDS
+    assert INT8.bounds == QUANTIZED_BOUNDS
+    assert KernelMode(kernels="int8", kv_cache_dtype="fp32").bounds == QUANTIZED_BOUNDS
+
+
+def test_a_mode_says_what_its_cache_stores() -> None:
+    assert str(INT8) == "int8, int8 KV"
+    assert str(KernelMode(kernels="native", kv_cache_dtype="bf16")) == "native, bfloat16 KV"
 
 
 @pytest.mark.parametrize("add_bos", [False, True])
@@ -154,15 +164,13 @@ def test_a_damaged_mode_fails(load_tiny: Callable[..., LoadedModel]) -> None:
 
 
 def measure(tested: LoadedModel, against: LoadedModel, **options: object) -> AccuracyReport:
-    return measure_accuracy(
-        tested, against, TEXT, kernels="int8", against_kernels="native", **options
-    )
+    return measure_accuracy(tested, against, TEXT, mode=INT8, against_mode=NATIVE, **options)
 
 
 def test_a_text_of_less_than_a_window_is_an_error(load_tiny: Callable[..., LoadedModel]) -> None:
     model = load_tiny()
     with pytest.raises(ConfigError, match="needs 256 tokens"):
-        measure_accuracy(model, model, "short", kernels="int8", against_kernels="native")
+        measure_accuracy(model, model, "short", mode=INT8, against_mode=NATIVE)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +181,13 @@ def test_a_text_of_less_than_a_window_is_an_error(load_tiny: Callable[..., Loade
         ("native", "int8", "against must be one of native, reference"),
     ],
 )
-def test_pairs_that_say_nothing(kernels: str, against: str, message: str) -> None:
+def test_pairs_that_say_nothing(kernels: Any, against: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_modes(kernels, against)
+        check_modes(KernelMode(kernels=kernels), KernelMode(kernels=against))
+
+
+def test_another_cache_makes_another_mode() -> None:
+    check_modes(KernelMode(kernels="native", kv_cache_dtype="fp16"), NATIVE)
 
 
 def test_texts_that_cannot_be_read(tmp_path: Path) -> None:

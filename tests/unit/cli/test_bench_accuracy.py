@@ -26,31 +26,43 @@ def accuracy(cli, model_folder, tmp_path: Path):
 def test_figures_bounds_and_verdict(accuracy, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     code, out, err = accuracy("--kernels", "reference", "--json", str(path))
-    assert code == 0 and "reference passed" in out
+    assert code == 0 and "reference, float32 KV: passed" in out
     assert "765 predictions in 3 windows of 256 tokens" in out
     assert "perplexity" in out and "at most +0.01%" in out and "at least 99.9%" in out
     assert "loading" in err and "window 3/3: perplexity" in err
     written = json.loads(path.read_text())
     assert written["passed"] is True and written["agreement"] == 1.0
     assert (written["kernels"], written["against"]) == ("reference", "native")
+    assert written["kv_cache_dtype"] == "float32"
     assert written["perplexity"] == pytest.approx(written["against_perplexity"], rel=1e-4)
+
+
+def test_a_cache_of_another_type_is_another_mode(accuracy) -> None:
+    options = ("--kernels", "native", "--kv-cache-dtype", "bf16", "--windows", "1")
+    code, out, _ = accuracy(*options)
+    assert code == 0 and "native, bfloat16 KV: passed" in out
+    assert "native, float32 KV" in out and "at least 97.0%" in out
 
 
 def test_windows_limits_the_work(accuracy) -> None:
     code, out, _ = accuracy("--kernels", "native", "--against", "reference", "--windows", "1")
-    assert code == 0 and "255 predictions in 1 windows" in out and "native passed" in out
+    assert (
+        code == 0 and "255 predictions in 1 windows" in out and "native, float32 KV: passed" in out
+    )
 
 
 def test_too_far_is_exit_code_1(accuracy, monkeypatch: pytest.MonkeyPatch) -> None:
     impossible = AccuracyBounds(max_perplexity_change=-1.0, min_agreement=0.5)
     monkeypatch.setattr(accuracy_module, "FLOAT32_BOUNDS", impossible)
     code, out, _ = accuracy("--kernels", "reference", "--windows", "1")
-    assert code == 1 and "reference FAILED" in out
+    assert code == 1 and "reference, float32 KV: FAILED" in out
 
 
 def test_mistakes_are_told_before_anything_is_loaded(accuracy, tmp_path: Path) -> None:
     for options, message in (
         (("--kernels", "native"), "choose different ones"),
+        (("--kernels", "native", "--kv-cache-dtype", "fp32"), "choose different ones"),
+        (("--kernels", "native", "--kv-cache-dtype", "int8"), "kv_cache_dtype=int8"),
         (("--kernels", "reference", "--text", "nowhere.txt"), "--text"),
         (("--kernels", "reference", "--json", str(tmp_path / "no" / "a")), "there is no folder"),
     ):

@@ -49,6 +49,38 @@ def test_bytes_take_less(cli, small, model_folder) -> None:
     assert memory["int8"]["weights_bytes"] < memory["native"]["weights_bytes"] / 3
 
 
+@pytest.mark.parametrize(
+    ("kernels", "asked", "stored", "size"),
+    [
+        ("native", "fp16", "float16", 2),
+        ("int8", "bfloat16", "bfloat16", 2),
+        ("int8", "fp32", "float32", 4),
+        ("reference", "bf16", "bfloat16", 2),
+    ],
+)
+def test_what_a_cache_of_another_type_takes(
+    cli, small, model_folder, kernels, asked, stored, size
+) -> None:
+    options = ("--kernels", kernels, "--kv-cache-dtype", asked, "--kv-cache-memory", "8MiB")
+    code, out, err = cli("info", model_folder, "--json", *options)
+    if "cannot be used" in err:
+        pytest.skip("no native library here")
+    model = json.loads(out)["model"]
+    assert (code, model["kv_cache_dtype"]) == (0, stored)
+    assert model["kv_bytes_per_token"] == 3 * 2 * 1 * 16 * size
+    assert model["memory"]["num_blocks"] == 8 * 2**20 // (16 * model["kv_bytes_per_token"])
+    text = cli("info", model_folder, *options)[1]
+    assert f"KV cache     {96 * size} bytes per token, {stored}" in text
+    assert f"of {stored} = " in text
+
+
+def test_a_cache_that_the_kernels_do_not_have_is_one_line(cli, model_folder) -> None:
+    options = ("--kernels", "reference", "--kv-cache-dtype", "int8")
+    code, out, err = cli("info", model_folder, *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and "kv_cache_dtype=int8" in err and err.count("\n") == 1
+
+
 def test_bytes_need_whole_pages(cli, model_folder) -> None:
     code, _, err = cli("info", model_folder, "--kernels", "int8", "--block-size", "8")
     if "cannot be used" in err:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chairlift.config import EngineConfig
 from chairlift.engine.resolved_config import ResolvedConfig, resolve_config
+from chairlift.kernels.interface import KvBlockFormat
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 
@@ -32,10 +34,13 @@ MACHINE = Machine(
 
 def resolve(**asked: Any) -> ResolvedConfig:
     config = EngineConfig(**asked)
-    block_bytes = config.block_size * MODEL.kv_bytes_per_token
-    return resolve_config(
-        config, MODEL, MACHINE, block_bytes=block_bytes, weights_bytes=GIB, head_bytes=0
+    block = KvBlockFormat(
+        block_size=config.block_size,
+        shape=(2, 2, config.block_size, 2, 16),
+        dtype=np.dtype(np.float32),
+        kv_dtype="float32",
     )
+    return resolve_config(config, MODEL, MACHINE, block=block, weights_bytes=GIB, head_bytes=0)
 
 
 def notes(**asked: Any) -> list[str]:

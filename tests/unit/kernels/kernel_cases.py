@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray
+from chairlift.kernels.kv_dtype import FLOAT_STORAGE, KvDtype, from_stored, to_stored
 
 DoubleArray = NDArray[np.float64]
 AnyArray = NDArray[Any]
@@ -51,12 +52,20 @@ def make_layout(chunks: Sequence[Chunk], tables: Sequence[Sequence[int]], size: 
 
 
 class PagedCase:
-    """Sequences with stored contexts in shuffled blocks of a poisoned cache, and their queries."""
+    """Sequences with stored contexts in shuffled blocks of a poisoned cache, and their queries.
+
+    Keys and values are numbers that the cache stores exactly.
+    """
 
     LAYER = 1
 
     def __init__(
-        self, spec: AttentionSpec, context_lens: Sequence[int], block_size: int, seed: int = 0
+        self,
+        spec: AttentionSpec,
+        context_lens: Sequence[int],
+        block_size: int,
+        seed: int = 0,
+        kv_dtype: KvDtype = "float32",
     ) -> None:
         rng = np.random.default_rng(seed)
         self.spec, self.context_lens, self.block_size = spec, context_lens, block_size
@@ -65,9 +74,17 @@ class PagedCase:
         order = iter(rng.permutation(num_blocks).tolist())
         self.tables = [[next(order) for _ in range(count)] for count in counts]
         heads, dim = spec.num_kv_heads, spec.head_dim
-        self.cache = np.full((num_blocks, 2, 2, block_size, heads, dim), np.nan, np.float32)
-        self.keys = [rng.standard_normal((n, heads, dim), np.float32) for n in context_lens]
-        self.values = [rng.standard_normal((n, heads, dim), np.float32) for n in context_lens]
+        dtype = FLOAT_STORAGE[kv_dtype]
+        not_a_number = to_stored(np.full(1, np.nan, np.float32), dtype)[0]
+        self.cache = np.full((num_blocks, 2, 2, block_size, heads, dim), not_a_number, dtype)
+
+        def numbers(count: int) -> FloatArray:
+            return from_stored(
+                to_stored(rng.standard_normal((count, heads, dim), np.float32), dtype)
+            )
+
+        self.keys = [numbers(count) for count in context_lens]
+        self.values = [numbers(count) for count in context_lens]
         self.queries = [
             rng.standard_normal((n, spec.num_heads, dim), np.float32) for n in context_lens
         ]
@@ -78,8 +95,9 @@ class PagedCase:
         for table, keys, values in zip(self.tables, self.keys, self.values, strict=True):
             for position in range(len(keys)):
                 block, offset = table[position // self.block_size], position % self.block_size
-                self.cache[block, self.LAYER, 0, offset] = keys[position]
-                self.cache[block, self.LAYER, 1, offset] = values[position]
+                dtype = self.cache.dtype
+                self.cache[block, self.LAYER, 0, offset] = to_stored(keys[position], dtype)
+                self.cache[block, self.LAYER, 1, offset] = to_stored(values[position], dtype)
 
     def step(self, chunks: Sequence[tuple[int, int, int]]) -> tuple[FloatArray, BatchLayout]:
         """Queries and layout of a step with chunks (sequence, first position, end position)."""

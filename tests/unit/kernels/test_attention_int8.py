@@ -12,13 +12,8 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference_kv_int8 as oracle
-from chairlift.kernels.cpu.attention_int8 import (
-    AttentionInt8Task,
-    ByteArray,
-    KvInt8Ops,
-    QkvToCacheTask,
-    QuantizedQueries,
-)
+from chairlift.kernels.cpu.attention_int8 import ByteArray, KvInt8Ops, QuantizedQueries
+from chairlift.kernels.cpu.kv_tasks import AttentionTask, KvToCacheTask, QkvToCacheTask
 from chairlift.kernels.cpu.library import NativeLibrary
 from chairlift.kernels.cpu.ops import NativeKernels
 from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray, RopeTable
@@ -403,8 +398,9 @@ def test_a_cache_of_another_shape_is_refused(native: NativeKernels) -> None:
 def test_a_caller_of_another_version_is_refused(native: NativeKernels) -> None:
     functions = native.library.functions
     for function, task in (
-        (functions.chairlift_qkv_to_cache_int8, QkvToCacheTask(struct_size=8)),
-        (functions.chairlift_paged_attention_int8, AttentionInt8Task(struct_size=8)),
+        (functions.chairlift_store_kv, KvToCacheTask(struct_size=8)),
+        (functions.chairlift_store_qkv, QkvToCacheTask(struct_size=8)),
+        (functions.chairlift_paged_attention, AttentionTask(struct_size=8)),
     ):
         with pytest.raises(ValueError, match="built for another version"):
             native.library.check(function(native._pool, ctypes.byref(task)))

@@ -57,3 +57,43 @@ def test_an_unknown_name_lists_the_names() -> None:
 def test_num_threads_below_one() -> None:
     with pytest.raises(ConfigError, match="num_threads must be at least 1, not 0"):
         create_kernels("auto", 0)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "asked", "stored"),
+    [
+        ("native", "auto", "float32"),
+        ("auto", "auto", "float32"),
+        ("reference", "auto", "float32"),
+        ("int8", "auto", "int8"),
+        ("int8", "int8", "int8"),
+        ("int8", "float16", "float16"),
+        ("int8", "fp32", "float32"),
+        ("native", "bf16", "bfloat16"),
+        ("auto", "fp16", "float16"),
+        ("reference", "bfloat16", "bfloat16"),
+    ],
+)
+def test_what_a_cache_stores(library: NativeLibrary, kernels: str, asked: str, stored: str) -> None:
+    created = create_kernels(kernels, 1, kv_cache_dtype=asked)
+    assert created.kv_dtype == stored
+    assert created.kv_block(2, 2, 32, 16).kv_dtype == stored
+
+
+def test_a_fall_back_keeps_what_a_cache_stores(no_library: None) -> None:
+    assert create_kernels("auto", 1, kv_cache_dtype="fp16").kv_dtype == "float16"
+
+
+@pytest.mark.parametrize("kernels", ["native", "auto", "reference"])
+def test_only_bytes_are_stored_as_bytes(kernels: str) -> None:
+    wanted = f"kernels={kernels} cannot have kv_cache_dtype=int8: .*or set kernels to int8"
+    with pytest.raises(ConfigError, match=wanted) as error:
+        create_kernels(kernels, 1, kv_cache_dtype="int8")
+    assert error.value.field == "kv_cache_dtype"
+
+
+def test_an_unknown_type_of_cache_lists_the_known_ones() -> None:
+    wanted = "choose one of float16, bfloat16, float32, int8$"
+    with pytest.raises(ConfigError, match=wanted) as error:
+        create_kernels("int8", 1, kv_cache_dtype="fp8")
+    assert error.value.field == "kv_cache_dtype"

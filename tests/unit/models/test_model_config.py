@@ -27,10 +27,6 @@ SIZES: dict[str, Any] = {
 }
 
 
-def test_bytes_of_keys_and_values() -> None:
-    assert ModelConfig(**SIZES).kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
-
-
 def test_parameters_that_a_token_meets() -> None:
     layer = 64 * (4 + 2 + 2) * 16 + 4 * 16 * 64 + 3 * 64 * 96
     assert ModelConfig(**SIZES).num_parameters == 3 * layer + 256 * 64

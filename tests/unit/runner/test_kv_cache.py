@@ -25,11 +25,16 @@ TOKEN_BYTES = 3 * 2 * 2 * 8 * 4
 def float_block(block_size: int = BLOCK_SIZE) -> KvBlockFormat:
     """Three layers of two heads of eight floats."""
     return KvBlockFormat(
-        block_size=block_size, shape=(3, 2, block_size, 2, 8), dtype=np.dtype(np.float32)
+        block_size=block_size,
+        shape=(3, 2, block_size, 2, 8),
+        dtype=np.dtype(np.float32),
+        kv_dtype="float32",
     )
 
 
-BYTE_BLOCK = KvBlockFormat(block_size=16, shape=(3, 1000), dtype=np.dtype(np.uint8))
+BYTE_BLOCK = KvBlockFormat(
+    block_size=16, shape=(3, 1000), dtype=np.dtype(np.uint8), kv_dtype="int8"
+)
 
 MakeCache = Callable[[], KVCache]
 

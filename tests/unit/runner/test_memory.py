@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.config import EngineConfig, parse_bytes
 from chairlift.errors import ConfigError
+from chairlift.kernels.interface import KvBlockFormat
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 from chairlift.runner.memory import MemoryPlan, plan_memory
@@ -32,8 +34,18 @@ MODEL = ModelConfig(
     rope_interleaved=False,
 )
 WEIGHTS = 200 * MIB
-TOKEN = MODEL.kv_bytes_per_token
+TOKEN = 8 * 2 * 4 * 64 * 4
 BLOCK = 16 * TOKEN  # 256 KiB
+
+
+def kv_block(block_size: int = 16) -> KvBlockFormat:
+    """Keys and values of eight layers and four heads of 64 floats."""
+    return KvBlockFormat(
+        block_size=block_size,
+        shape=(8, 2, block_size, 4, 64),
+        dtype=np.dtype(np.float32),
+        kv_dtype="float32",
+    )
 
 
 def machine(free: int, total: int | None = None) -> Machine:
@@ -59,7 +71,7 @@ def plan(
         EngineConfig(**options),
         MODEL,
         machine(free, total),
-        block_bytes=options.get("block_size", 16) * TOKEN,
+        block=kv_block(options.get("block_size", 16)),
         weights_bytes=weights,
         head_bytes=head,
         max_num_batched_tokens=tokens,
@@ -276,7 +288,8 @@ def test_the_description_has_every_decision_with_its_reason() -> None:
     result = plan(kv_cache_memory="256MiB", swap_path="/some/folder")
     text = "\n".join(result.describe())
     assert "weights 200 MiB" in text and "of 8.0 GiB free" in text
-    assert "KV cache 256 MiB = 1024 blocks of 16 tokens (kv_cache_memory)" in text
+    cache = "KV cache 256 MiB of float32 = 1024 blocks of 16 tokens, 16384 bytes each"
+    assert f"{cache} (kv_cache_memory)" in text
     assert "fits 8 requests of 2048 tokens, 1 of 16384" in text
     assert "max_model_len 16384 (what the KV cache holds, of the model's 32768)" in text
     assert "swap space 4.0 GiB (file in /some/folder)" in text

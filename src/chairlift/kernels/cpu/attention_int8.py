@@ -14,69 +14,14 @@ from numpy.typing import NDArray
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.aligned import ALIGNMENT_BYTES
-from chairlift.kernels.cpu.library import SIZE, NativeLibrary
+from chairlift.kernels.cpu.kv_tasks import KV_TYPES, AttentionTask, QkvToCacheTask
+from chairlift.kernels.cpu.library import NativeLibrary
 from chairlift.kernels.cpu.ops import check_array
 from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray, RopeTable
 
-KV_INT8 = 1
-POINTER = ctypes.c_void_p
+KV_INT8 = KV_TYPES["int8"]
 
 ByteArray = NDArray[np.uint8]
-
-
-class QkvToCacheTask(ctypes.Structure):
-    """`chairlift_qkv_to_cache` of the C header, field by field."""
-
-    _fields_ = (
-        ("struct_size", SIZE),
-        ("qkv", POINTER),
-        ("q_norm", POINTER),
-        ("k_norm", POINTER),
-        ("cos", POINTER),
-        ("sin", POINTER),
-        ("positions", POINTER),
-        ("slots", POINTER),
-        ("kv_cache", POINTER),
-        ("query", POINTER),
-        ("query_scales", POINTER),
-        ("block_stride", SIZE),
-        ("num_blocks", SIZE),
-        ("num_tokens", SIZE),
-        ("max_position", SIZE),
-        ("block_size", SIZE),
-        ("num_heads", SIZE),
-        ("num_kv_heads", SIZE),
-        ("head_dim", SIZE),
-        ("rope_dim", SIZE),
-        ("rope_interleaved", SIZE),
-        ("norm_eps", ctypes.c_float),
-    )
-
-
-class AttentionInt8Task(ctypes.Structure):
-    """`chairlift_attention_int8` of the C header, field by field."""
-
-    _fields_ = (
-        ("struct_size", SIZE),
-        ("query", POINTER),
-        ("query_scales", POINTER),
-        ("out", POINTER),
-        ("kv_cache", POINTER),
-        ("query_start", POINTER),
-        ("context_lens", POINTER),
-        ("block_tables", POINTER),
-        ("block_stride", SIZE),
-        ("num_blocks", SIZE),
-        ("num_tokens", SIZE),
-        ("num_sequences", SIZE),
-        ("max_blocks", SIZE),
-        ("block_size", SIZE),
-        ("num_heads", SIZE),
-        ("num_kv_heads", SIZE),
-        ("head_dim", SIZE),
-        ("sliding_window", SIZE),
-        ("scale", ctypes.c_float),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +125,9 @@ class KvInt8Ops:
             rope_dim=spec.rope_dim,
             rope_interleaved=spec.rope_interleaved,
             norm_eps=spec.rms_norm_eps,
+            kv_type=KV_INT8,
         )
-        self._library.check(
-            self._functions.chairlift_qkv_to_cache_int8(self._pool, ctypes.byref(task))
-        )
+        self._library.check(self._functions.chairlift_store_qkv(self._pool, ctypes.byref(task)))
         return queries
 
     def paged_attention(
@@ -207,8 +151,8 @@ class KvInt8Ops:
         check_array("block_tables", batch.block_tables, np.int32, (num_sequences, None))
         self._check_cache(kv_cache, layer, spec)
         result = np.empty(queries.codes.shape, np.float32)
-        task = AttentionInt8Task(
-            struct_size=ctypes.sizeof(AttentionInt8Task),
+        task = AttentionTask(
+            struct_size=ctypes.sizeof(AttentionTask),
             query=queries.codes.ctypes.data,
             query_scales=queries.scales.ctypes.data,
             out=result.ctypes.data,
@@ -227,9 +171,10 @@ class KvInt8Ops:
             head_dim=spec.head_dim,
             sliding_window=spec.sliding_window or 0,
             scale=spec.scale,
+            kv_type=KV_INT8,
         )
         self._library.check(
-            self._functions.chairlift_paged_attention_int8(self._pool, ctypes.byref(task))
+            self._functions.chairlift_paged_attention(self._pool, ctypes.byref(task))
         )
         return result
 

@@ -1,8 +1,9 @@
-"""The backend on bytes: quantised weights, activations and KV cache, half a layer per call.
+"""The backend on bytes: quantised weights and activations, half a layer per call.
 
 Matrices that a file holds quantised are packed as they are; others become signed bytes in groups of
-32.  Activations become bytes in front of every matrix, keys and values when they are stored.  What
-is added up between the halves of a layer stays float32.
+32.  Activations become bytes in front of every matrix.  Keys and values become bytes when they are
+stored, or stay floats of 16 or 32 bits, over which attention is computed in float32.  What is added
+up between the halves of a layer stays float32.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ import numpy as np
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.aligned import aligned_empty
-from chairlift.kernels.cpu.attention_int8 import AttentionInt8Task, KvInt8Ops, QkvToCacheTask
-from chairlift.kernels.cpu.library import SIZE, load_library
+from chairlift.kernels.composition import float_kv_block
+from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
+from chairlift.kernels.cpu.kv_tasks import (
+    KV_TYPES,
+    AttentionBlockTask,
+    AttentionTask,
+    QkvToCacheTask,
+)
+from chairlift.kernels.cpu.library import load_library
 from chairlift.kernels.cpu.linear_q8 import Q8Ops, QuantizedLinear, check_floats, pointer
-from chairlift.kernels.cpu.ops import check_array
+from chairlift.kernels.cpu.ops import check_array, check_cache
 from chairlift.kernels.grouped_weights import (
     QUANTISED_FLOATS,
     GroupedWeights,
@@ -41,30 +49,14 @@ from chairlift.kernels.interface import (
     RopeTable,
     Table,
 )
+from chairlift.kernels.kv_dtype import KvDtype, kv_dtype_of
 from chairlift.kernels.reference import make_rope_table
 
 PAGE_TOKENS = 16
+HEAD_UNIT = 16
 INTERLEAVE = 16
 COLUMNS = 16
 """Packed matrices are padded to a multiple of so many outputs, and to whole groups of 32."""
-POINTER = ctypes.c_void_p
-
-
-class AttentionBlockTask(ctypes.Structure):
-    """`chairlift_attention_block` of the C header, field by field."""
-
-    _fields_ = (
-        ("struct_size", SIZE),
-        ("x", POINTER),
-        ("out", POINTER),
-        ("norm", POINTER),
-        ("qkv", POINTER),
-        ("qkv_bias", POINTER),
-        ("output", POINTER),
-        ("output_bias", POINTER),
-        ("store", QkvToCacheTask),
-        ("attention", AttentionInt8Task),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +77,11 @@ class Int8Kernels(Kernels):
         LibraryUnavailableError: the library is absent or does not load.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, kv_dtype: KvDtype = "int8") -> None:
         self.library = load_library()
         self.name = "int8"
         self.num_threads = num_threads
+        self.kv_dtype: KvDtype = kv_dtype
         self._functions = self.library.functions
         self._pool = self.library.create_pool(num_threads)
         self._linears = Q8Ops(self.library, self._pool)
@@ -103,25 +96,32 @@ class Int8Kernels(Kernels):
     def kv_block(
         self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
     ) -> KvBlockFormat:
-        """[num_layers, piece_bytes] of bytes that only the library can read.
+        """Bytes that only the library can read, [num_layers, piece_bytes], or floats.
 
         Raises:
-            ConfigError: block_size is no multiple of 16, or head_dim none up to 512.
+            ConfigError: head_dim is no multiple of 16, or cannot be stored as bytes; or these need
+                a block_size that is a multiple of 16.
         """
-        try:
-            page = self._page_bytes(num_kv_heads, head_dim)
-        except ConfigError as error:
-            raise ConfigError(f"{error}: set kernels to native", field="kernels") from None
+        if head_dim % HEAD_UNIT:
+            raise ConfigError(
+                f"the int8 kernels need a head size that is a multiple of {HEAD_UNIT}, not"
+                f" {head_dim}: set kernels to native",
+                field="kernels",
+            )
+        if self.kv_dtype != "int8":
+            return float_kv_block(num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype)
+        page = self._page_bytes(num_kv_heads, head_dim)
         if block_size % PAGE_TOKENS:
             raise ConfigError(
-                f"the int8 kernels need a block_size that is a multiple of {PAGE_TOKENS}, not"
-                f" {block_size}",
+                f"keys and values in int8 need a block_size that is a multiple of {PAGE_TOKENS},"
+                f" not {block_size}",
                 field="block_size",
             )
         return KvBlockFormat(
             block_size=block_size,
             shape=(num_layers, block_size // PAGE_TOKENS * page),
             dtype=np.dtype(np.uint8),
+            kv_dtype="int8",
         )
 
     def matrix_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
@@ -224,7 +224,7 @@ class Int8Kernels(Kernels):
         piece = kv_cache.ctypes.data + layer * kv_cache.strides[1]
         task.store.kv_cache = task.attention.kv_cache = piece
         self.library.check(
-            self._functions.chairlift_attention_block_int8(self._pool, ctypes.byref(task))
+            self._functions.chairlift_attention_block_q8(self._pool, ctypes.byref(task))
         )
         return result
 
@@ -300,9 +300,15 @@ class Int8Kernels(Kernels):
     def _new_task(
         self, spec: AttentionSpec, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout
     ) -> AttentionBlockTask:
-        page = self._page_bytes(spec.num_kv_heads, spec.head_dim)
-        check_inputs(spec, rope, kv_cache, batch, page)
-        block_size = kv_cache.shape[2] // page * PAGE_TOKENS
+        check_inputs(spec, rope, batch)
+        kv_dtype: KvDtype = "int8" if kv_cache.dtype == np.uint8 else kv_dtype_of(kv_cache)
+        if kv_dtype == "int8":
+            page = self._page_bytes(spec.num_kv_heads, spec.head_dim)
+            check_pages(kv_cache, page)
+            block_size = kv_cache.shape[2] // page * PAGE_TOKENS
+        else:
+            check_cache(kv_cache, 0, spec.num_kv_heads, spec.head_dim)
+            block_size = kv_cache.shape[3]
         # Both structures have fields of these names.
         shared = {
             "block_stride": kv_cache.strides[0],
@@ -312,6 +318,7 @@ class Int8Kernels(Kernels):
             "num_heads": spec.num_heads,
             "num_kv_heads": spec.num_kv_heads,
             "head_dim": spec.head_dim,
+            "kv_type": KV_TYPES[kv_dtype],
         }
         store = QkvToCacheTask(
             struct_size=ctypes.sizeof(QkvToCacheTask),
@@ -325,8 +332,8 @@ class Int8Kernels(Kernels):
             norm_eps=spec.rms_norm_eps,
             **shared,
         )
-        attention = AttentionInt8Task(
-            struct_size=ctypes.sizeof(AttentionInt8Task),
+        attention = AttentionTask(
+            struct_size=ctypes.sizeof(AttentionTask),
             query_start=batch.query_start.ctypes.data,
             context_lens=batch.context_lens.ctypes.data,
             block_tables=batch.block_tables.ctypes.data,
@@ -341,9 +348,7 @@ class Int8Kernels(Kernels):
         )
 
 
-def check_inputs(
-    spec: AttentionSpec, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout, page: int
-) -> None:
+def check_inputs(spec: AttentionSpec, rope: RopeTable, batch: BatchLayout) -> None:
     """Raise ValueError unless the step's arrays fit together; the library checks the values."""
     num_tokens, num_sequences = len(batch.positions), len(batch.context_lens)
     check_array("cos", rope.cos, np.float32, (None, spec.rope_dim // 2))
@@ -353,6 +358,10 @@ def check_inputs(
     check_array("query_start", batch.query_start, np.int32, (num_sequences + 1,))
     check_array("context_lens", batch.context_lens, np.int32, (None,))
     check_array("block_tables", batch.block_tables, np.int32, (num_sequences, None))
+
+
+def check_pages(kv_cache: KvArray, page: int) -> None:
+    """Raise ValueError unless the cache has dense pieces of whole pages of so many bytes."""
     if kv_cache.dtype != np.uint8 or kv_cache.ndim != 3 or kv_cache.shape[2] % page:
         raise ValueError(
             f"kv_cache must be uint8 [.., .., pages of {page}], not {kv_cache.dtype}"

@@ -40,34 +40,6 @@ class LibraryUnavailableError(RuntimeError):
     """The native library cannot be used here.  The message says why, in one line."""
 
 
-class AttentionTask(ctypes.Structure):
-    """`chairlift_attention` of the C header, field by field."""
-
-    _fields_ = (
-        ("struct_size", SIZE),
-        ("query", FLOATS),
-        ("out", FLOATS),
-        ("kv_cache", FLOATS),
-        ("block_stride", SIZE),
-        ("value_offset", SIZE),
-        ("token_stride", SIZE),
-        ("num_blocks", SIZE),
-        ("query_start", ctypes.c_void_p),
-        ("context_lens", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("num_tokens", SIZE),
-        ("num_sequences", SIZE),
-        ("max_blocks", SIZE),
-        ("block_size", SIZE),
-        ("num_heads", SIZE),
-        ("num_kv_heads", SIZE),
-        ("head_dim", SIZE),
-        ("sliding_window", SIZE),
-        ("scale", ctypes.c_float),
-    )
-
-
 SIGNATURES = {
     "chairlift_last_error": (ctypes.c_char_p, ()),
     "chairlift_available_isas": (ctypes.c_char_p, ()),
@@ -119,22 +91,19 @@ SIGNATURES = {
         ctypes.c_int32,
         (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, SIZE, FLOATS),
     ),
-    "chairlift_attention_block_int8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_attention_block_q8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
     "chairlift_quantize_rows": (
         ctypes.c_int32,
         (ctypes.c_void_p, FLOATS, SIZE, SIZE, SIZE, ctypes.c_void_p),
     ),
     "chairlift_measure_int8_dot": (ctypes.c_double, (ctypes.c_void_p,)),
     "chairlift_kv_piece_bytes": (SIZE, (ctypes.c_int32, SIZE, SIZE, SIZE)),
-    "chairlift_qkv_to_cache_int8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
-    "chairlift_paged_attention_int8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_store_kv": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_store_qkv": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_paged_attention": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
     "chairlift_measure_read": (
         ctypes.c_double,
         (ctypes.c_void_p, ctypes.c_void_p, SIZE, SIZE, ctypes.c_void_p, SIZE),
-    ),
-    "chairlift_paged_attention_f32": (
-        ctypes.c_int32,
-        (ctypes.c_void_p, ctypes.POINTER(AttentionTask)),
     ),
 }
 

@@ -14,8 +14,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from chairlift.kernels.aligned import aligned_empty
-from chairlift.kernels.cpu.library import AttentionTask, load_library
-from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray, Linear, Matrix
+from chairlift.kernels.cpu.kv_tasks import KV_TYPES, AttentionTask, KvToCacheTask
+from chairlift.kernels.cpu.library import load_library
+from chairlift.kernels.interface import (
+    AttentionSpec,
+    BatchLayout,
+    FloatArray,
+    KvArray,
+    Linear,
+    Matrix,
+)
+from chairlift.kernels.kv_dtype import KvDtype, kv_dtype_of
 from chairlift.kernels.reference import ReferenceKernels, stack_linear
 from chairlift.kernels.weight_memory import WeightMemory
 
@@ -41,9 +50,9 @@ class NativeKernels(ReferenceKernels):
         LibraryUnavailableError: the library is absent or does not load.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, kv_dtype: KvDtype = "float32") -> None:
         self.library = load_library()
-        super().__init__(num_threads)
+        super().__init__(num_threads, kv_dtype)
         self.name = "native"
         self._functions = self.library.functions
         self._pool = self.library.create_pool(num_threads)
@@ -92,35 +101,60 @@ class NativeKernels(ReferenceKernels):
         )
         return result
 
+    def store_kv(
+        self,
+        key: FloatArray,
+        value: FloatArray,
+        kv_cache: KvArray,
+        layer: int,
+        slot_mapping: NDArray[np.int64],
+    ) -> None:
+        """Write [T, K, D] keys and values, whose heads are dense, to their slots."""
+        check_cache(kv_cache, layer, *key.shape[1:])
+        for name, rows in (("key", key), ("value", value)):
+            check_rows(name, rows, key.shape)
+        check_array("slot_mapping", slot_mapping, np.int64, (len(key),))
+        task = KvToCacheTask(
+            struct_size=ctypes.sizeof(KvToCacheTask),
+            key=key.ctypes.data,
+            value=value.ctypes.data,
+            slots=slot_mapping.ctypes.data,
+            kv_cache=kv_cache.ctypes.data + layer * kv_cache.strides[1],
+            key_stride=key.strides[0] // 4,
+            value_stride=value.strides[0] // 4,
+            block_stride=kv_cache.strides[0],
+            num_blocks=len(kv_cache),
+            num_tokens=len(key),
+            block_size=kv_cache.shape[3],
+            num_kv_heads=key.shape[1],
+            head_dim=key.shape[2],
+            kv_type=KV_TYPES[kv_dtype_of(kv_cache)],
+        )
+        self.library.check(self._functions.chairlift_store_kv(self._pool, ctypes.byref(task)))
+
     def paged_attention(
         self,
         query: FloatArray,
-        kv_cache: FloatArray,
+        kv_cache: KvArray,
         layer: int,
         batch: BatchLayout,
         spec: AttentionSpec,
     ) -> FloatArray:
         """Causal attention of [T, N, D] queries over the stored context; [T, N, D]."""
         check_array("query", query, np.float32, (None, spec.num_heads, spec.head_dim))
-        check_cache(kv_cache, layer, spec)
+        check_cache(kv_cache, layer, spec.num_kv_heads, spec.head_dim)
         check_layout(batch, len(query))
         result = np.empty_like(query)
-        block_stride, _, value_offset, token_stride, _, _ = (
-            stride // 4 for stride in kv_cache.strides
-        )
         task = AttentionTask(
             struct_size=ctypes.sizeof(AttentionTask),
             query=query.ctypes.data,
             out=result.ctypes.data,
             kv_cache=kv_cache.ctypes.data + layer * kv_cache.strides[1],
-            block_stride=block_stride,
-            value_offset=value_offset,
-            token_stride=token_stride,
-            num_blocks=kv_cache.shape[0],
+            block_stride=kv_cache.strides[0],
+            num_blocks=len(kv_cache),
             query_start=batch.query_start.ctypes.data,
             context_lens=batch.context_lens.ctypes.data,
             block_tables=batch.block_tables.ctypes.data,
-            positions=batch.positions.ctypes.data,
             num_tokens=len(query),
             num_sequences=len(batch.context_lens),
             max_blocks=batch.block_tables.shape[1],
@@ -130,9 +164,10 @@ class NativeKernels(ReferenceKernels):
             head_dim=spec.head_dim,
             sliding_window=spec.sliding_window or 0,
             scale=spec.scale,
+            kv_type=KV_TYPES[kv_dtype_of(kv_cache)],
         )
         self.library.check(
-            self._functions.chairlift_paged_attention_f32(self._pool, ctypes.byref(task))
+            self._functions.chairlift_paged_attention(self._pool, ctypes.byref(task))
         )
         return result
 
@@ -153,21 +188,28 @@ def check_array(
         raise ValueError(f"{name} must be C-contiguous")
 
 
-def check_cache(kv_cache: FloatArray, layer: int, spec: AttentionSpec) -> None:
-    """Raise ValueError unless the cache fits the layer's attention and heads are dense."""
-    if kv_cache.dtype != np.float32 or kv_cache.ndim != 6:
+def check_rows(name: str, rows: FloatArray, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless `rows` [T, K, D] are float32 of `shape` with dense heads."""
+    if rows.dtype != np.float32 or rows.shape != shape:
+        raise ValueError(f"{name} must be float32 {shape}, not {rows.dtype} {rows.shape}")
+    if not rows[:1].flags.c_contiguous or rows.strides[0] % 4:
+        raise ValueError(f"{name} must have dense heads")
+
+
+def check_cache(kv_cache: KvArray, layer: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raise ValueError unless the cache holds such heads as floats, in dense pieces."""
+    kv_dtype_of(kv_cache)
+    if kv_cache.ndim != 6:
+        raise ValueError(f"kv_cache must have 6 axes, not {kv_cache.shape}")
+    _, num_layers, two, _, *heads = kv_cache.shape
+    if two != 2 or heads != [num_kv_heads, head_dim]:
         raise ValueError(
-            f"kv_cache must be float32 [.., 6 axes], not {kv_cache.dtype} {kv_cache.shape}"
-        )
-    _, num_layers, _, block_size, num_kv_heads, head_dim = kv_cache.shape
-    if kv_cache.shape[2] != 2 or (num_kv_heads, head_dim) != (spec.num_kv_heads, spec.head_dim):
-        raise ValueError(
-            f"kv_cache {kv_cache.shape} does not fit {spec.num_kv_heads} heads of {spec.head_dim}"
+            f"kv_cache {kv_cache.shape} does not fit {num_kv_heads} heads of {head_dim}"
         )
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} is not one of the cache's {num_layers}")
-    if kv_cache.strides[4:] != (4 * head_dim, 4) or any(s % 4 for s in kv_cache.strides):
-        raise ValueError("kv_cache must have dense heads")
+    if not kv_cache[:1, :1].flags.c_contiguous:
+        raise ValueError("kv_cache must have dense pieces")
 
 
 def check_layout(batch: BatchLayout, num_tokens: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference_int8, reference_kv_int8
+from chairlift.kernels.composition import split_heads
 from chairlift.kernels.cpu.int8 import Int8Kernels, stack_grouped
 from chairlift.kernels.grouped_weights import (
     QUANTISED_FLOATS,
@@ -23,6 +24,7 @@ from chairlift.kernels.interface import (
     KvArray,
     MlpWeights,
 )
+from chairlift.kernels.kv_dtype import KvDtype
 from chairlift.kernels.reference import ReferenceKernels
 from unit.kernels.kernel_cases import Chunk, make_layout, make_spec, relative_error
 
@@ -51,6 +53,15 @@ def rows(count: int) -> IntArray:
 def int8(isa: str) -> Int8Kernels:
     """The backend on two threads, at each instruction set."""
     return Int8Kernels(2)
+
+
+KV_DTYPES: tuple[KvDtype, ...] = ("int8", "float16", "bfloat16", "float32")
+
+
+@pytest.fixture(params=KV_DTYPES)
+def any_int8(isa: str, request: pytest.FixtureRequest) -> Int8Kernels:
+    """The same with each type of cache."""
+    return Int8Kernels(2, request.param)
 
 
 class Layer:
@@ -96,30 +107,36 @@ class Layer:
         """x + the oracles one after the other, over a cache of their own."""
         matrix, bias = stack_grouped(self.qkv, [self.bias, None, None])
         joint = reference_int8.linear_q8(norm_of(x, self.norm), matrix, bias).astype(np.float32)
-        codes, scales = reference_kv_int8.store_qkv(
-            joint,
-            self.rope,
-            cache,
-            1,
-            layout,
-            self.spec,
-            BLOCK_SIZE,
-            self.q_norm,
-            self.k_norm,
-        )
-        attended = reference_kv_int8.paged_attention(
-            codes, scales, cache, 1, layout, self.spec, BLOCK_SIZE
-        )
+        if self.kernels.kv_dtype == "int8":
+            attended = self._attend_bytes(joint, cache, layout)
+        else:
+            attended = self._attend_floats(joint, cache, layout)
         result = reference_int8.linear_q8(attended.reshape(len(x), -1), self.output, residual=x)
         return result.astype(np.float32)
+
+    def _attend_bytes(self, joint: FloatArray, cache: KvArray, layout: BatchLayout) -> FloatArray:
+        at, norms = (1, layout, self.spec, BLOCK_SIZE), (self.q_norm, self.k_norm)
+        codes, scales = reference_kv_int8.store_qkv(joint, self.rope, cache, *at, *norms)
+        return reference_kv_int8.paged_attention(codes, scales, cache, *at)
+
+    def _attend_floats(self, joint: FloatArray, cache: KvArray, layout: BatchLayout) -> FloatArray:
+        reference, spec = ReferenceKernels(1), self.spec
+        query, key, value = split_heads(joint, spec)
+        if self.q_norm is not None and self.k_norm is not None:
+            query = reference.rms_norm(query, self.q_norm, EPS)
+            key = reference.rms_norm(key, self.k_norm, EPS)
+        query = reference.rope(query, self.rope, layout.positions, interleaved=False)
+        key = reference.rope(key, self.rope, layout.positions, interleaved=False)
+        reference.store_kv(key, value, cache, 1, layout.slot_mapping)
+        return reference.paged_attention(query, cache, 1, layout, spec)
 
 
 @pytest.mark.parametrize("qk_norm", [True, False])
 @pytest.mark.parametrize("dim", [16, 32])
 def test_attention_block_is_the_oracles_one_after_the_other(
-    int8: Int8Kernels, qk_norm: bool, dim: int
+    any_int8: Int8Kernels, qk_norm: bool, dim: int
 ) -> None:
-    layer = Layer(int8, qk_norm=qk_norm, dim=dim)
+    layer = Layer(any_int8, qk_norm=qk_norm, dim=dim)
     cache, own = layer.new_cache(), layer.new_cache()
     tables = [[3, 0, 7], [5, 1]]
     steps: list[list[Chunk]] = [[(30, 30), (9, 9)], [(1, 31), (12, 21)]]
@@ -269,8 +286,9 @@ def test_infinite_weights_spoil_their_own_group_only() -> None:
 # -- company -----------------------------------------------------------------------------------
 
 
-def test_a_layer_in_a_batch_equals_it_alone(int8: Int8Kernels) -> None:
+def test_a_layer_in_a_batch_equals_it_alone(any_int8: Int8Kernels) -> None:
     """Bit for bit: together, alone, token by token, and in chunks that end anywhere."""
+    int8 = any_int8
     layer = Layer(int8)
     head = int8.prepare_linear([random(99, HIDDEN, seed=30)], [None])
     inputs = [random(21, HIDDEN, seed=31), random(70, HIDDEN, seed=32)]
@@ -296,10 +314,11 @@ def test_a_layer_in_a_batch_equals_it_alone(int8: Int8Kernels) -> None:
     np.testing.assert_array_equal(np.concatenate(chunked), together[21:])
 
 
-def test_a_layer_on_any_number_of_threads(isa: str) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_layer_on_any_number_of_threads(isa: str, kv_dtype: KvDtype) -> None:
     results = []
     for num_threads in (1, 2, 3):
-        layer = Layer(Int8Kernels(num_threads))
+        layer = Layer(Int8Kernels(num_threads, kv_dtype))
         layout = make_layout([(60, 60), (1, 1)], [[1, 2, 3, 4], [6]], BLOCK_SIZE)
         x = layer.attend(random(61, HIDDEN, seed=1), layer.new_cache(), layout)
         results.append(layer.kernels.mlp_block(x, layer.mlp, EPS))
@@ -307,9 +326,9 @@ def test_a_layer_on_any_number_of_threads(isa: str) -> None:
         np.testing.assert_array_equal(result, results[0])
 
 
-def test_layers_of_one_step_may_differ_in_their_window(int8: Int8Kernels) -> None:
+def test_layers_of_one_step_may_differ_in_their_window(any_int8: Int8Kernels) -> None:
     """What a step's layers share is kept; a layer of another kind must not find it."""
-    layer, other = Layer(int8), Layer(int8)
+    layer, other = Layer(any_int8), Layer(any_int8)
     other.spec = make_spec(6, 2, 32, sliding_window=4)
     layout = make_layout([(40, 40)], [[2, 0, 1]], BLOCK_SIZE)
     x = random(40, HIDDEN, seed=1)
@@ -335,13 +354,31 @@ def test_bytes_of_a_block(library: object) -> None:
     block = Int8Kernels(1).kv_block(30, 3, 64, 32)
     assert block.num_bytes == 30 * 2 * 3 * 32 * (64 + 4)
     assert (block.shape[0], block.dtype, block.block_size) == (30, np.uint8, 32)
+    assert (block.kv_dtype, block.token_bytes) == ("int8", 30 * 2 * 3 * (64 + 4))
 
 
-def test_a_head_size_that_bytes_cannot_have(library: object) -> None:
-    wanted = "head size that is a multiple of 16 up to 512, not 24: set kernels to native"
+@pytest.mark.parametrize(("kv_dtype", "size"), [("float16", 2), ("bfloat16", 2), ("float32", 4)])
+def test_bytes_of_a_block_of_floats(library: object, kv_dtype: KvDtype, size: int) -> None:
+    """Of any block size."""
+    block = Int8Kernels(1, kv_dtype).kv_block(30, 3, 64, 5)
+    assert (block.kv_dtype, block.token_bytes) == (kv_dtype, 30 * 2 * 3 * 64 * size)
+    assert block.num_bytes == 5 * block.token_bytes
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_head_size_that_these_kernels_cannot_have(library: object, kv_dtype: KvDtype) -> None:
+    wanted = "head size that is a multiple of 16, not 24: set kernels to native"
     with pytest.raises(ConfigError, match=wanted) as caught:
-        Int8Kernels(1).kv_block(3, 2, 24, 16)
+        Int8Kernels(1, kv_dtype).kv_block(3, 2, 24, 16)
     assert caught.value.field == "kernels"
+
+
+def test_a_head_size_that_only_bytes_cannot_have(library: object) -> None:
+    wanted = "head size that is a multiple of 16 up to 512, not 528"
+    with pytest.raises(ConfigError, match=wanted) as caught:
+        Int8Kernels(1).kv_block(3, 2, 528, 16)
+    assert caught.value.field == "kv_cache_dtype"
+    assert Int8Kernels(1, "float16").kv_block(3, 2, 528, 16).kv_dtype == "float16"
 
 
 def test_an_inner_size_that_does_not_interleave(library: object) -> None:

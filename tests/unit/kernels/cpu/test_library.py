@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 import weakref
@@ -13,6 +14,13 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu import library as library_module
+from chairlift.kernels.cpu.kv_tasks import (
+    KV_TYPES,
+    AttentionBlockTask,
+    AttentionTask,
+    KvToCacheTask,
+    QkvToCacheTask,
+)
 from chairlift.kernels.cpu.library import (
     FILE_NAME,
     ISA_VARIABLE,
@@ -23,6 +31,7 @@ from chairlift.kernels.cpu.library import (
     find_library,
     load_library,
 )
+from chairlift.kernels.cpu.linear_q8 import GroupedWeightsStruct
 from chairlift.kernels.cpu.ops import NativeKernels
 
 HEADER = Path(__file__).parents[4] / "csrc" / "include" / "chairlift_kernels.h"
@@ -111,11 +120,35 @@ def test_every_function_of_the_header_is_bound() -> None:
 
 
 @pytest.mark.skipif(not HEADER.is_file(), reason="the C header is in the source tree only")
-def test_the_bound_structure_has_the_header_s_fields() -> None:
-    body = re.search(r"typedef struct chairlift_attention \{(.*?)\}", HEADER.read_text(), re.S)
+@pytest.mark.parametrize(
+    ("name", "structure"),
+    [
+        ("kv_to_cache", KvToCacheTask),
+        ("qkv_to_cache", QkvToCacheTask),
+        ("attention", AttentionTask),
+        ("attention_block", AttentionBlockTask),
+        ("grouped_weights", GroupedWeightsStruct),
+    ],
+)
+def test_the_bound_structures_have_the_header_s_fields(
+    name: str, structure: type[ctypes.Structure]
+) -> None:
+    body = re.search(rf"typedef struct chairlift_{name} \{{(.*?)\}}", HEADER.read_text(), re.S)
     assert body is not None
-    declared = re.findall(r"(\w+);", body[1])
-    assert declared == [name for name, _ in library_module.AttentionTask._fields_]
+    code = re.sub(r"//.*", "", body[1])
+    declared = re.findall(r"([\w ]+?)(\*?) ?(\w+);", code)
+    assert [field for _, _, field in declared] == [item[0] for item in structure._fields_]
+    sizes = {"int64_t": 8, "int32_t": 4, "float": 4}
+    for (kind, is_pointer, field), item in zip(declared, structure._fields_, strict=True):
+        wanted = 8 if is_pointer else sizes.get(kind.split()[-1])
+        assert wanted in (None, ctypes.sizeof(item[1])), field
+
+
+@pytest.mark.skipif(not HEADER.is_file(), reason="the C header is in the source tree only")
+def test_constants_are_those_of_the_header() -> None:
+    text = HEADER.read_text()
+    kinds = re.findall(r"#define CHAIRLIFT_KV_(\w+) (\d+)", text)
+    assert {name.lower(): int(value) for name, value in kinds} == KV_TYPES
     version = re.search(r"CHAIRLIFT_ABI_VERSION (\d+)", HEADER.read_text())
     assert version is not None and int(version[1]) == library_module.ABI_VERSION
 

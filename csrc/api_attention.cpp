@@ -1,7 +1,6 @@
-// The C functions of the quantised cache: checking arguments, cutting attention into tiles.
+// The C function of paged attention: checking arguments, cutting into tiles, for floats and bytes.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <new>
 #include <string>
@@ -9,73 +8,36 @@
 
 #include "api.h"
 #include "dispatch.h"
+#include "kv_cache_form.h"
 #include "kv_layout.h"
 
 namespace chairlift {
 
-int64_t attention_int8_scratch_floats(const chairlift_attention_int8& task, const KvTile& tile) {
+int64_t attention_int8_scratch_floats(const chairlift_attention& task, const KvTile& tile) {
   const int64_t queries = tile.num_kv_heads * tile.num_rows * (task.num_heads / task.num_kv_heads);
   return kKvBatchFloats + (queries + 16) * (task.head_dim + 16 + 3 + task.head_dim / 4) + 64;
 }
 
+int64_t attention_scratch_floats(const chairlift_attention& task, const AttentionTile& tile) {
+  const int64_t dim = task.head_dim, padded = divide_up(dim, 16) * 16;
+  const int64_t queries = tile.num_kv_heads * tile.num_rows * (task.num_heads / task.num_kv_heads);
+  return queries * (padded + 16 + dim + 17) + 16 * (dim + padded);
+}
+
 namespace {
 
-constexpr int64_t kRowsPerStore = 16;    // neighbours write to the same pages
+// Of a cache of bytes.
 constexpr int64_t kQueriesPerTile = 96;  // of one key/value head
 constexpr int64_t kSplitQueries = 32;    // larger tiles are not split along the context
 constexpr int64_t kItemsPerThread = 12;
 constexpr int64_t kMinSplitGroups = 4;  // below that, partials cost more than they bring
 
-int32_t check_sizes(const char* op, int64_t block_size, int64_t num_heads, int64_t num_kv_heads,
-                    int64_t head_dim) {
-  const std::string name = op;
-  if (block_size < 1 || block_size % kPageTokens != 0) {
-    return invalid(name + ": an int8 cache needs a block size that is a multiple of 16, not " +
-                   std::to_string(block_size));
-  }
-  if (head_dim < 16 || head_dim % 16 != 0 || head_dim > kMaxInt8HeadDim) {
-    return invalid(name +
-                   ": an int8 cache needs a head size that is a multiple of 16 up to 512,"
-                   " not " +
-                   std::to_string(head_dim));
-  }
-  if (num_kv_heads < 1 || num_heads < 1 || num_heads % num_kv_heads != 0) {
-    return invalid(name + ": the numbers of heads do not fit");
-  }
-  return CHAIRLIFT_OK;
-}
+// Of a cache of floats.
+constexpr int64_t kFloatQueriesPerTile = 64;  // rows of a tile times query heads
+constexpr int64_t kTilesPerThread = 4;        // enough to share out evenly
 
-// -- storing -------------------------------------------------------------------------------------
-
-int32_t check_store(const chairlift_qkv_to_cache& task) {
-  if (!task.qkv || !task.cos || !task.sin || !task.positions || !task.slots || !task.kv_cache ||
-      !task.query || !task.query_scales) {
-    return invalid("qkv_to_cache: a pointer is null");
-  }
-  const int32_t status = check_sizes("qkv_to_cache", task.block_size, task.num_heads,
-                                     task.num_kv_heads, task.head_dim);
-  if (status != CHAIRLIFT_OK) return status;
-  if (task.num_tokens < 0 || task.num_blocks < 0 || task.rope_dim < 0 || task.rope_dim % 2 != 0 ||
-      task.rope_dim > task.head_dim) {
-    return invalid("qkv_to_cache: a size is out of range");
-  }
-  for (int64_t row = 0; row < task.num_tokens; ++row) {
-    if (task.positions[row] < 0 || task.positions[row] >= task.max_position) {
-      return invalid("qkv_to_cache: position " + std::to_string(task.positions[row]) +
-                     " is not in the table of angles");
-    }
-    if (task.slots[row] < 0 || task.slots[row] / task.block_size >= task.num_blocks) {
-      return invalid("qkv_to_cache: slot " + std::to_string(task.slots[row]) +
-                     " is not in the cache");
-    }
-  }
-  return CHAIRLIFT_OK;
-}
-
-// -- attention -----------------------------------------------------------------------------------
-
-int32_t check_sequence(const chairlift_attention_int8& task, int64_t sequence) {
-  const std::string which = "attention_int8: sequence " + std::to_string(sequence);
+int32_t check_sequence(const chairlift_attention& task, int64_t sequence) {
+  const std::string which = "attention: sequence " + std::to_string(sequence);
   const int64_t first = task.query_start[sequence], last = task.query_start[sequence + 1];
   const int64_t context_len = task.context_lens[sequence];
   if (first < 0 || last < first || last > task.num_tokens) {
@@ -97,23 +59,75 @@ int32_t check_sequence(const chairlift_attention_int8& task, int64_t sequence) {
   return CHAIRLIFT_OK;
 }
 
-int32_t check_attention(const chairlift_attention_int8& task) {
-  if (!task.query || !task.query_scales || !task.out || !task.kv_cache || !task.query_start ||
-      !task.context_lens || !task.block_tables) {
-    return invalid("attention_int8: a pointer is null");
+int32_t check_attention(const chairlift_attention& task) {
+  const bool is_bytes = task.kv_type == CHAIRLIFT_KV_INT8;
+  if (!task.query || (is_bytes && !task.query_scales) || !task.out || !task.kv_cache ||
+      !task.query_start || !task.context_lens || !task.block_tables) {
+    return invalid("attention: a pointer is null");
   }
-  int32_t status = check_sizes("attention_int8", task.block_size, task.num_heads, task.num_kv_heads,
-                               task.head_dim);
+  const KvCacheForm form = {task.kv_type, task.block_size, task.num_heads, task.num_kv_heads,
+                            task.head_dim};
+  int32_t status = check_form("attention", form);
   if (status != CHAIRLIFT_OK) return status;
   if (task.num_tokens < 0 || task.num_sequences < 0 || task.max_blocks < 0 ||
       task.sliding_window < 0) {
-    return invalid("attention_int8: a size is out of range");
+    return invalid("attention: a size is out of range");
   }
   for (int64_t s = 0; status == CHAIRLIFT_OK && s < task.num_sequences; ++s) {
     status = check_sequence(task, s);
   }
   return status;
 }
+
+// -- floats --------------------------------------------------------------------------------------
+
+// Results do not depend on the cut.  Where there is work enough for all threads, a tile takes as
+// many key/value heads as it has room for: they lie side by side, and long runs of memory read
+// faster than short ones.
+std::vector<AttentionTile> cut_attention(const chairlift_attention& task, int64_t num_threads) {
+  const int64_t group = task.num_heads / task.num_kv_heads;
+  const int64_t tile_rows = std::max<int64_t>(1, kFloatQueriesPerTile / group);
+  const bool plenty = task.num_sequences >= kTilesPerThread * num_threads;
+  std::vector<AttentionTile> tiles;
+  for (int64_t s = 0; s < task.num_sequences; ++s) {
+    const int64_t first = task.query_start[s], last = task.query_start[s + 1];
+    for (int64_t row = first; row < last; row += tile_rows) {
+      const int64_t rows = std::min(tile_rows, last - row);
+      const int64_t position = task.context_lens[s] - (last - row);
+      const int64_t room = plenty ? kFloatQueriesPerTile / (rows * group) : 1;
+      const int64_t heads = std::max<int64_t>(1, std::min(room, task.num_kv_heads));
+      for (int64_t head = 0; head < task.num_kv_heads; head += heads) {
+        tiles.push_back({s, head, std::min(heads, task.num_kv_heads - head), row, rows, position});
+      }
+    }
+  }
+  // Costly tiles first, so that the threads finish together.
+  const auto cost = [](const AttentionTile& tile) {
+    return tile.num_kv_heads * tile.num_rows * (2 * tile.first_position + tile.num_rows);
+  };
+  std::stable_sort(tiles.begin(), tiles.end(), [&](const AttentionTile& a, const AttentionTile& b) {
+    return cost(a) > cost(b);
+  });
+  return tiles;
+}
+
+int32_t attend_floats(ThreadPool& threads, const chairlift_attention& task) {
+  const KernelTable& table = chairlift::kernels();
+  const std::vector<AttentionTile> tiles = cut_attention(task, threads.num_threads());
+  std::atomic<bool> memory_ran_out{false};
+  threads.for_each(static_cast<int64_t>(tiles.size()), [&](int64_t item) {
+    const AttentionTile& tile = tiles[item];
+    float* scratch = thread_scratch(static_cast<size_t>(attention_scratch_floats(task, tile)));
+    if (scratch) {
+      table.attention(task, tile, scratch);
+    } else {
+      memory_ran_out = true;
+    }
+  });
+  return memory_ran_out ? out_of_memory() : CHAIRLIFT_OK;
+}
+
+// -- bytes ---------------------------------------------------------------------------------------
 
 // Tiles that a thread takes together, one after the other.
 struct KvItem {
@@ -133,7 +147,7 @@ int64_t cost_of(const KvTile& tile) {
 }
 
 // Rows and heads to tiles.  Heads of a page lie side by side, so tiles of few queries take many.
-std::vector<KvTile> cut_rows(const chairlift_attention_int8& task) {
+std::vector<KvTile> cut_rows(const chairlift_attention& task) {
   const int64_t group = task.num_heads / task.num_kv_heads;
   const int64_t tile_rows = std::max<int64_t>(1, kQueriesPerTile / group);
   std::vector<KvTile> tiles;
@@ -158,7 +172,7 @@ std::vector<KvTile> cut_rows(const chairlift_attention_int8& task) {
 }
 
 // Results depend neither on the cut nor on who computes what.
-KvPlan plan_attention(const chairlift_attention_int8& task, int64_t num_threads) {
+KvPlan plan_attention(const chairlift_attention& task, int64_t num_threads) {
   const int64_t group = task.num_heads / task.num_kv_heads;
   std::vector<KvTile> whole = cut_rows(task);
   int64_t total = 0;
@@ -218,7 +232,7 @@ KvPlan plan_attention(const chairlift_attention_int8& task, int64_t num_threads)
   return plan;
 }
 
-int32_t run_attention(ThreadPool& threads, const chairlift_attention_int8& task) {
+int32_t attend_bytes(ThreadPool& threads, const chairlift_attention& task) {
   const KvKernels& kernels = *chairlift::kernels().q8->kv;
   const KvPlan plan = plan_attention(task, threads.num_threads());
   std::atomic<bool> memory_ran_out{false};
@@ -251,74 +265,19 @@ int32_t run_attention(ThreadPool& threads, const chairlift_attention_int8& task)
 }  // namespace
 }  // namespace chairlift
 
-extern "C" {
-
-int64_t chairlift_kv_piece_bytes(int32_t kv_type, int64_t block_size, int64_t num_kv_heads,
-                                 int64_t head_dim) {
-  if (kv_type != CHAIRLIFT_KV_INT8) {
-    chairlift::invalid("kv_piece_bytes: unknown type of cache");
-    return 0;
-  }
-  if (chairlift::check_sizes("kv_piece_bytes", block_size, num_kv_heads, num_kv_heads, head_dim) !=
-      CHAIRLIFT_OK) {
-    return 0;
-  }
-  const chairlift::KvLayout layout = {head_dim};
-  return block_size / chairlift::kPageTokens * num_kv_heads * layout.head_bytes();
-}
-
-int32_t chairlift_qkv_to_cache_int8(chairlift_pool* pool, const chairlift_qkv_to_cache* task) {
-  if (!pool || !task) return chairlift::invalid("qkv_to_cache: a pointer is null");
+extern "C" int32_t chairlift_paged_attention(chairlift_pool* pool,
+                                             const chairlift_attention* task) {
+  if (!pool || !task) return chairlift::invalid("attention: a pointer is null");
   if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
-    return chairlift::invalid("qkv_to_cache: the caller was built for another version");
-  }
-  const int32_t status = chairlift::check_store(*task);
-  if (status != CHAIRLIFT_OK) return status;
-  const chairlift::KvKernels& kernels = *chairlift::kernels().q8->kv;
-  const int64_t num_items = chairlift::divide_up(task->num_tokens, chairlift::kRowsPerStore);
-  std::atomic<bool> memory_ran_out{false};
-  pool->threads.for_each(num_items, [&](int64_t item) {
-    const int64_t first = item * chairlift::kRowsPerStore;
-    float* scratch = chairlift::thread_scratch(static_cast<size_t>(3 * task->head_dim));
-    if (scratch) {
-      kernels.store(*task, first, std::min(chairlift::kRowsPerStore, task->num_tokens - first),
-                    scratch);
-    } else {
-      memory_ran_out = true;
-    }
-  });
-  return memory_ran_out ? chairlift::out_of_memory() : CHAIRLIFT_OK;
-}
-
-int32_t chairlift_paged_attention_int8(chairlift_pool* pool, const chairlift_attention_int8* task) {
-  if (!pool || !task) return chairlift::invalid("attention_int8: a pointer is null");
-  if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
-    return chairlift::invalid("attention_int8: the caller was built for another version");
+    return chairlift::invalid("attention: the caller was built for another version");
   }
   try {
     const int32_t status = chairlift::check_attention(*task);
     if (status != CHAIRLIFT_OK) return status;
-    return chairlift::run_attention(pool->threads, *task);
+    const bool is_bytes = task->kv_type == CHAIRLIFT_KV_INT8;
+    return is_bytes ? chairlift::attend_bytes(pool->threads, *task)
+                    : chairlift::attend_floats(pool->threads, *task);
   } catch (const std::bad_alloc&) {
     return chairlift::out_of_memory();
   }
 }
-
-double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory, int64_t stride,
-                              int64_t num_bytes, const int32_t* blocks, int64_t num_blocks) {
-  if (!pool || !memory || !blocks || num_blocks < 1) return 0;
-  using Clock = std::chrono::steady_clock;
-  constexpr int64_t kBlocksPerItem = 36;
-  const chairlift::KvKernels& kernels = *chairlift::kernels().q8->kv;
-  std::atomic<int64_t> sink{0};
-  const auto start = Clock::now();
-  pool->threads.for_each(chairlift::divide_up(num_blocks, kBlocksPerItem), [&](int64_t item) {
-    const int64_t first = item * kBlocksPerItem;
-    sink += kernels.read(memory, stride, num_bytes, blocks + first,
-                         std::min(kBlocksPerItem, num_blocks - first));
-  });
-  const std::chrono::duration<double> seconds = Clock::now() - start;
-  return static_cast<double>(num_blocks * num_bytes) / seconds.count() * 1e-9;
-}
-
-}  // extern "C"

@@ -1,0 +1,168 @@
+// The C functions of the cache of keys and values: its form, and storing.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "api.h"
+#include "dispatch.h"
+#include "kv_cache_form.h"
+#include "kv_layout.h"
+
+namespace chairlift {
+
+int32_t check_form(const char* op, const KvCacheForm& form) {
+  const std::string name = op;
+  if (form.kv_type < CHAIRLIFT_KV_INT8 || form.kv_type > CHAIRLIFT_KV_FLOAT32) {
+    return invalid(name + ": unknown type of cache");
+  }
+  if (form.block_size < 1 || form.head_dim < 1) return invalid(name + ": a size is out of range");
+  if (form.num_kv_heads < 1 || form.num_heads < 1 || form.num_heads % form.num_kv_heads != 0) {
+    return invalid(name + ": the numbers of heads do not fit");
+  }
+  if (form.kv_type != CHAIRLIFT_KV_INT8) return CHAIRLIFT_OK;
+  if (form.block_size % kPageTokens != 0) {
+    return invalid(name + ": an int8 cache needs a block size that is a multiple of 16, not " +
+                   std::to_string(form.block_size));
+  }
+  if (form.head_dim % 16 != 0 || form.head_dim > kMaxInt8HeadDim) {
+    return invalid(name +
+                   ": an int8 cache needs a head size that is a multiple of 16 up to 512, not " +
+                   std::to_string(form.head_dim));
+  }
+  return CHAIRLIFT_OK;
+}
+
+namespace {
+
+constexpr int64_t kRowsPerStore = 16;  // neighbours write to the same pages
+
+template <class TASK>
+int32_t check_slots(const char* op, const TASK& task) {
+  for (int64_t row = 0; row < task.num_tokens; ++row) {
+    if (task.slots[row] < 0 || task.slots[row] / task.block_size >= task.num_blocks) {
+      return invalid(std::string(op) + ": slot " + std::to_string(task.slots[row]) +
+                     " is not in the cache");
+    }
+  }
+  return CHAIRLIFT_OK;
+}
+
+int32_t check_qkv(const chairlift_qkv_to_cache& task) {
+  const bool is_bytes = task.kv_type == CHAIRLIFT_KV_INT8;
+  if (!task.qkv || !task.cos || !task.sin || !task.positions || !task.slots || !task.kv_cache ||
+      !task.query || (is_bytes && !task.query_scales)) {
+    return invalid("store_qkv: a pointer is null");
+  }
+  const KvCacheForm form = {task.kv_type, task.block_size, task.num_heads, task.num_kv_heads,
+                            task.head_dim};
+  const int32_t status = check_form("store_qkv", form);
+  if (status != CHAIRLIFT_OK) return status;
+  if (task.head_dim % 16 != 0) {
+    return invalid("store_qkv: the head size must be a multiple of 16, not " +
+                   std::to_string(task.head_dim));
+  }
+  if (task.num_tokens < 0 || task.num_blocks < 0 || task.rope_dim < 0 || task.rope_dim % 2 != 0 ||
+      task.rope_dim > task.head_dim) {
+    return invalid("store_qkv: a size is out of range");
+  }
+  for (int64_t row = 0; row < task.num_tokens; ++row) {
+    if (task.positions[row] < 0 || task.positions[row] >= task.max_position) {
+      return invalid("store_qkv: position " + std::to_string(task.positions[row]) +
+                     " is not in the table of angles");
+    }
+  }
+  return check_slots("store_qkv", task);
+}
+
+int32_t check_kv(const chairlift_kv_to_cache& task) {
+  if (!task.key || !task.value || !task.slots || !task.kv_cache) {
+    return invalid("store_kv: a pointer is null");
+  }
+  const KvCacheForm form = {task.kv_type, task.block_size, task.num_kv_heads, task.num_kv_heads,
+                            task.head_dim};
+  const int32_t status = check_form("store_kv", form);
+  if (status != CHAIRLIFT_OK) return status;
+  if (task.kv_type == CHAIRLIFT_KV_INT8) {
+    return invalid("store_kv: a cache of bytes takes queries, keys and values together");
+  }
+  if (task.num_tokens < 0 || task.num_blocks < 0) {
+    return invalid("store_kv: a size is out of range");
+  }
+  return check_slots("store_kv", task);
+}
+
+}  // namespace
+}  // namespace chairlift
+
+extern "C" {
+
+int64_t chairlift_kv_piece_bytes(int32_t kv_type, int64_t block_size, int64_t num_kv_heads,
+                                 int64_t head_dim) {
+  const chairlift::KvCacheForm form = {kv_type, block_size, num_kv_heads, num_kv_heads, head_dim};
+  if (chairlift::check_form("kv_piece_bytes", form) != CHAIRLIFT_OK) return 0;
+  if (kv_type != CHAIRLIFT_KV_INT8) {
+    const int64_t number_bytes = kv_type == CHAIRLIFT_KV_FLOAT32 ? 4 : 2;
+    return 2 * block_size * num_kv_heads * head_dim * number_bytes;
+  }
+  const chairlift::KvLayout layout = {head_dim};
+  return block_size / chairlift::kPageTokens * num_kv_heads * layout.head_bytes();
+}
+
+int32_t chairlift_store_kv(chairlift_pool* pool, const chairlift_kv_to_cache* task) {
+  if (!pool || !task) return chairlift::invalid("store_kv: a pointer is null");
+  if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
+    return chairlift::invalid("store_kv: the caller was built for another version");
+  }
+  const int32_t status = chairlift::check_kv(*task);
+  if (status != CHAIRLIFT_OK) return status;
+  const chairlift::KvKernels& kernels = *chairlift::kernels().q8->kv;
+  const int64_t num_items = chairlift::divide_up(task->num_tokens, chairlift::kRowsPerStore);
+  pool->threads.for_each(num_items, [&](int64_t item) {
+    const int64_t first = item * chairlift::kRowsPerStore;
+    kernels.store_kv(*task, first, std::min(chairlift::kRowsPerStore, task->num_tokens - first));
+  });
+  return CHAIRLIFT_OK;
+}
+
+int32_t chairlift_store_qkv(chairlift_pool* pool, const chairlift_qkv_to_cache* task) {
+  if (!pool || !task) return chairlift::invalid("store_qkv: a pointer is null");
+  if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
+    return chairlift::invalid("store_qkv: the caller was built for another version");
+  }
+  const int32_t status = chairlift::check_qkv(*task);
+  if (status != CHAIRLIFT_OK) return status;
+  const chairlift::KvKernels& kernels = *chairlift::kernels().q8->kv;
+  const int64_t num_items = chairlift::divide_up(task->num_tokens, chairlift::kRowsPerStore);
+  std::atomic<bool> memory_ran_out{false};
+  pool->threads.for_each(num_items, [&](int64_t item) {
+    const int64_t first = item * chairlift::kRowsPerStore;
+    const int64_t rows = std::min(chairlift::kRowsPerStore, task->num_tokens - first);
+    float* scratch = chairlift::thread_scratch(static_cast<size_t>(3 * task->head_dim));
+    if (scratch) {
+      kernels.store_qkv(*task, first, rows, scratch);
+    } else {
+      memory_ran_out = true;
+    }
+  });
+  return memory_ran_out ? chairlift::out_of_memory() : CHAIRLIFT_OK;
+}
+
+double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory, int64_t stride,
+                              int64_t num_bytes, const int32_t* blocks, int64_t num_blocks) {
+  if (!pool || !memory || !blocks || num_blocks < 1) return 0;
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kBlocksPerItem = 36;
+  const chairlift::KvKernels& kernels = *chairlift::kernels().q8->kv;
+  std::atomic<int64_t> sink{0};
+  const auto start = Clock::now();
+  pool->threads.for_each(chairlift::divide_up(num_blocks, kBlocksPerItem), [&](int64_t item) {
+    const int64_t first = item * kBlocksPerItem;
+    sink += kernels.read(memory, stride, num_bytes, blocks + first,
+                         std::min(kBlocksPerItem, num_blocks - first));
+  });
+  const std::chrono::duration<double> seconds = Clock::now() - start;
+  return static_cast<double>(num_blocks * num_bytes) / seconds.count() * 1e-9;
+}
+
+}  // extern "C"

@@ -1,0 +1,19 @@
+// What a cache of keys and values may be, checked in one place.
+#pragma once
+
+#include <cstdint>
+
+namespace chairlift {
+
+struct KvCacheForm {
+  int32_t kv_type;  // CHAIRLIFT_KV_*
+  int64_t block_size;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+};
+
+// A status, with a message that begins with the name of the op.
+int32_t check_form(const char* op, const KvCacheForm& form);
+
+}  // namespace chairlift
