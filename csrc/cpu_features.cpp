@@ -1,6 +1,8 @@
 #include "cpu_features.h"
 
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 
 #if defined(CHAIRLIFT_X86)
 #if defined(_MSC_VER)
@@ -71,9 +73,40 @@ CpuFeatures detect_cpu_features() {
   return features;
 }
 
+// Family, model and stepping are put together as the vendors' manuals say: extensions count only
+// where the short fields have run out.
+std::string identify_processor() {
+  const Registers vendor = cpuid(0, 0), basic = cpuid(1, 0);
+  const Registers extended = cpuid(7, 0), more = cpuid(7, 1);
+  char name[13] = {};
+  std::memcpy(name, &vendor.ebx, 4);
+  std::memcpy(name + 4, &vendor.edx, 4);
+  std::memcpy(name + 8, &vendor.ecx, 4);
+  uint32_t family = basic.eax >> 8 & 0xf, model = basic.eax >> 4 & 0xf;
+  if (family == 6 || family == 15) model += basic.eax >> 12 & 0xf0;
+  if (family == 15) family += basic.eax >> 20 & 0xff;
+  constexpr uint32_t kOsxsave = 1u << 27;
+  const uint64_t files = basic.ecx & kOsxsave ? enabled_register_files() : 0;
+  // Leaf 1 has the number of the core in ebx, which is no feature.
+  const uint64_t features[] = {basic.ecx,    basic.edx, extended.ebx, extended.ecx,
+                               extended.edx, more.eax,  files};
+  uint64_t digest = 0xcbf29ce484222325;  // FNV-1a
+  for (const uint64_t word : features) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      digest = (digest ^ (word >> shift & 0xff)) * 0x100000001b3;
+    }
+  }
+  char text[96];
+  std::snprintf(text, sizeof text, "%s family %u model %u stepping %u features %016llx", name,
+                family, model, basic.eax & 0xf, static_cast<unsigned long long>(digest));
+  return text;
+}
+
 #else
 
 CpuFeatures detect_cpu_features() { return CpuFeatures(); }
+
+std::string identify_processor() { return std::string(); }
 
 #endif
 

@@ -1,6 +1,8 @@
 // What the processor and the operating system together allow to run.
 #pragma once
 
+#include <string>
+
 namespace chairlift {
 
 struct CpuFeatures {
@@ -13,5 +15,9 @@ struct CpuFeatures {
 };
 
 CpuFeatures detect_cpu_features();
+
+// Who made it, which one it is, and a digest of everything that it and the system let programs use;
+// "" where that cannot be asked.
+std::string identify_processor();
 
 }  // namespace chairlift

@@ -163,7 +163,7 @@ CHAIRLIFT_INLINE F16 operator/(F16 a, F16 b) {
   for (int i = 0; i < 4; ++i) a.part[i] = a.part[i] / b.part[i];
   return a;
 }
-// Two roundings here, one in the others: instruction sets need not agree to the bit.
+// Two roundings here, one in the others: only those agree to the bit.
 CHAIRLIFT_INLINE F16 multiply_add(F16 a, F16 b, F16 c) { return a * b + c; }
 
 CHAIRLIFT_INLINE F16 larger(F16 a, F16 b) {

@@ -45,14 +45,30 @@ CHAIRLIFT_API const char* chairlift_last_error(void);
 
 // -- instruction sets ----------------------------------------------------------------------------
 
-// Names that this machine can run, best first, separated by commas: "avx512,avx2,scalar".
+// Names that this machine can run, widest first, separated by commas: "avx512,avx2,scalar".
 CHAIRLIFT_API const char* chairlift_available_isas(void);
 
 // Name of the one in use.
 CHAIRLIFT_API const char* chairlift_isa(void);
 
-// Choose one for the whole process; "auto" is the best available.  Not while an op is running.
+// Choose one for the whole process: a name, or FLOATS+BYTES with the names of two levels (below);
+// "auto" is the widest of both.  Not while an op is running.
 CHAIRLIFT_API int32_t chairlift_set_isa(const char* name);
+
+// Kinds of arithmetic.  Each has levels of its own.
+#define CHAIRLIFT_FLOATS 0
+#define CHAIRLIFT_BYTES 1
+
+// Levels that this machine can run, widest first: "avx512_vnni,avx2,scalar"; "" for no such kind.
+CHAIRLIFT_API const char* chairlift_levels(int32_t arithmetic);
+
+// rates[i]: 1e9 multiply-adds per second of the calling thread at level i, in its linear kernel on
+// a tile that stays in L1.  Takes about ten milliseconds.
+CHAIRLIFT_API int32_t chairlift_measure_levels(int32_t arithmetic, double* rates);
+
+// The processor's identity, with all that decides what it can run: equal texts, equal levels.  ""
+// where it cannot be asked.
+CHAIRLIFT_API const char* chairlift_processor(void);
 
 // float32 multiply-adds per second that one thread reaches from registers, in units of 1e9.
 CHAIRLIFT_API double chairlift_measure_fma(void);

@@ -20,14 +20,17 @@
 namespace chairlift {
 namespace {
 
+// Not a matter of registers: a score is the sum of so many chains, and instruction sets are to
+// agree.
+constexpr int kScoreChains = 2;
 #if defined(CHAIRLIFT_VEC_AVX512)
-constexpr int kScoreQueries = 4, kScoreChains = 2;  // 8 accumulators
-constexpr int kSumQueries = 4, kSumVectors = 4;     // 16 accumulators
+constexpr int kScoreQueries = 4;                 // 8 accumulators
+constexpr int kSumQueries = 4, kSumVectors = 4;  // 16 accumulators
 #elif defined(CHAIRLIFT_VEC_AVX2)
-constexpr int kScoreQueries = 4, kScoreChains = 1;  // 8 registers
-constexpr int kSumQueries = 4, kSumVectors = 1;     // 8 registers
+constexpr int kScoreQueries = 3;                 // 12 registers
+constexpr int kSumQueries = 4, kSumVectors = 1;  // 8 registers
 #else
-constexpr int kScoreQueries = 2, kScoreChains = 1;
+constexpr int kScoreQueries = 1;
 constexpr int kSumQueries = 2, kSumVectors = 1;
 #endif
 

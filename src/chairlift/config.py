@@ -6,8 +6,9 @@ field is its help text on the command line and in the documentation.
 
 | environment variable | meaning |
 | --- | --- |
-| CHAIRLIFT_CACHE | folder for downloaded models; without it, below XDG_CACHE_HOME |
-| CHAIRLIFT_ISA | one instruction set for native kernels: scalar, avx2, avx2_vnni, avx512 |
+| CHAIRLIFT_CACHE | folder for downloaded models and measurements; else below XDG_CACHE_HOME |
+| CHAIRLIFT_ISA | instruction set of native kernels: scalar, avx2, avx2_vnni, avx512, or one for |
+| | floats and one for bytes (avx512+avx2_vnni); else a measurement chooses |
 | CHAIRLIFT_LIBRARY | path of the native kernel library, for runs from a source tree |
 """
 

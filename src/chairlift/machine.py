@@ -59,6 +59,20 @@ def num_available_cpus(*, proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) ->
     return count if quota is None else max(1, min(count, math.floor(quota + 1e-6)))
 
 
+def microcode_version(*, proc: Path = PROC) -> str:
+    """What the system calls the processor's microcode; "" if it does not say."""
+    try:
+        with (proc / "cpuinfo").open("rb") as file:
+            first_core = file.read(4096)  # all of it takes a while on a machine with many
+    except OSError:
+        return ""
+    for line in first_core.splitlines():
+        name, _, value = line.partition(b":")
+        if name.strip() == b"microcode":
+            return value.strip().decode("ascii", "replace")
+    return ""
+
+
 def _meminfo(proc: Path) -> tuple[int, int]:
     """Total and available memory."""
     values: dict[str, int] = {}

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.machine import Machine, inspect_machine, num_available_cpus
+from chairlift.machine import (
+    Machine,
+    inspect_machine,
+    microcode_version,
+    num_available_cpus,
+)
 
 GIB = 2**30
 V1_UNLIMITED = "9223372036854771712"
@@ -211,6 +216,20 @@ def test_affinity_bounds_the_cores(tree: Tree, monkeypatch: pytest.MonkeyPatch) 
     tree.membership("0::/a")
     tree.limits("a", {"cpu.max": "400000 100000"})
     assert tree.num_cpus() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("processor\t: 0\nmicrocode\t: 0xa1\n\nprocessor\t: 1\nmicrocode\t: 0xb2\n", "0xa1"),
+        ("processor\t: 0\nmodel name\t: any\n", ""),
+        ("", ""),
+    ],
+)
+def test_microcode_is_that_of_the_first_core(tmp_path: Path, text: str, version: str) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert microcode_version(proc=tmp_path) == version
+    assert microcode_version(proc=tmp_path / "absent") == ""
 
 
 def test_this_machine_as_it_is() -> None:

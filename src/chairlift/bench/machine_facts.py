@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chairlift._version import __version__
+from chairlift.kernels.cpu.arithmetic import Arithmetic
 from chairlift.kernels.cpu.library import LibraryUnavailableError, load_library
 from chairlift.machine import PROC, inspect_machine
 
@@ -58,7 +59,18 @@ def kernel_facts() -> dict[str, Any]:
         "backend": "native",
         "isa": library.isa,
         "available_isas": list(library.available_isas),
+        "arithmetic": _arithmetic_facts(library.arithmetic),
         "library": str(library.path),
+    }
+
+
+def _arithmetic_facts(arithmetic: Arithmetic) -> dict[str, Any]:
+    return {
+        "source": arithmetic.source,
+        "levels": dict(arithmetic.levels),
+        "gmacs_per_thread": {kind: dict(rates) for kind, rates in arithmetic.rates.items()},
+        "measured_at": arithmetic.measured_at or None,
+        "stored_in": None if arithmetic.path is None else str(arithmetic.path),
     }
 
 

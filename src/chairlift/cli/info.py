@@ -25,8 +25,8 @@ def info(
     import json
 
     from chairlift.bench.machine_facts import machine_facts
+    from chairlift.cache_folder import cache_folder
     from chairlift.cli.terminal import show
-    from chairlift.weights.cache_folder import cache_folder
 
     facts: dict[str, Any] = {**machine_facts(), "cache_folder": str(cache_folder())}
     if model is not None:
@@ -83,12 +83,33 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"python       {facts['python']} on {facts['platform']}",
         f"processor    {facts['processor']}" + (f" ({features})" if features else ""),
         f"kernels      {kernel_text}",
+        *(_arithmetic_lines(kernels) if kernels["backend"] == "native" else ()),
         f"threads      {facts['num_cpus']} (cores inside affinity and quota)",
         f"memory       {size_text(facts['free_memory_bytes'])} free of"
         f" {size_text(facts['total_memory_bytes'])}; the {facts['memory_limit']}'s limit binds",
         f"models in    {facts['cache_folder']}",
     ]
     return lines + _model_lines(facts["model"]) if "model" in facts else lines
+
+
+def _arithmetic_lines(kernels: dict[str, Any]) -> list[str]:
+    """What computes floats and bytes, how fast everything else would be, and who says so."""
+    arithmetic = kernels["arithmetic"]
+    if arithmetic["source"] == "forced":
+        return [f"arithmetic   {kernels['isa']}, forced by CHAIRLIFT_ISA: nothing was measured"]
+    lines = []
+    for kind, chosen in arithmetic["levels"].items():
+        rates = arithmetic["gmacs_per_thread"].get(kind, {})
+        shown = ", ".join(f"{level} {rate:.1f}" for level, rate in rates.items())
+        lines.append(
+            f"{kind:12} {chosen}" + (f" (GMAC/s of a thread: {shown})" if shown else ", no choice")
+        )
+    if arithmetic["source"] != "only":
+        when = "now" if arithmetic["source"] == "measured" else "at an earlier start"
+        place = arithmetic["stored_in"]
+        where = f"in {place}" if place else "nowhere: the cache folder cannot be written"
+        lines.append(f"measured     {when}, {arithmetic['measured_at']}, kept {where}")
+    return lines
 
 
 def _model_lines(model: dict[str, Any]) -> list[str]:

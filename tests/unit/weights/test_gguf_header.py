@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chairlift.cache_folder import cache_folder
 from chairlift.errors import ModelFileError
-from chairlift.weights.cache_folder import cache_folder
 from chairlift.weights.dequantize import dequantize
 from chairlift.weights.gguf import GGUFFile
 from chairlift.weights.model_source import DEFAULT_MODEL, WHEELS

@@ -6,7 +6,8 @@ Places searched, in this order, and the first that exists must load:
 2. next to this file, where an installed wheel has it,
 3. `build/` of a source checkout, where `cmake -S . -B build && cmake --build build` puts it.
 
-`CHAIRLIFT_ISA` (scalar, avx2, avx512) pins the instruction set; otherwise the best one is used.
+`CHAIRLIFT_ISA` (scalar, avx2, avx2_vnni, avx512, or FLOATS+BYTES) pins the instruction set;
+otherwise a measurement chooses, see `kernels/cpu/arithmetic.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from functools import cache
 from pathlib import Path
 
 import chairlift.kernels.cpu
-from chairlift.errors import ConfigError
+from chairlift.cache_folder import CACHE_VARIABLE, cache_folder
+from chairlift.errors import ConfigError, ModelSourceError
+from chairlift.kernels.cpu.arithmetic import KINDS, Arithmetic, choose_arithmetic
 
 LIBRARY_VARIABLE = "CHAIRLIFT_LIBRARY"
 ISA_VARIABLE = "CHAIRLIFT_ISA"
@@ -45,6 +48,9 @@ SIGNATURES = {
     "chairlift_available_isas": (ctypes.c_char_p, ()),
     "chairlift_isa": (ctypes.c_char_p, ()),
     "chairlift_set_isa": (ctypes.c_int32, (ctypes.c_char_p,)),
+    "chairlift_levels": (ctypes.c_char_p, (ctypes.c_int32,)),
+    "chairlift_measure_levels": (ctypes.c_int32, (ctypes.c_int32, ctypes.c_void_p)),
+    "chairlift_processor": (ctypes.c_char_p, ()),
     "chairlift_measure_fma": (ctypes.c_double, ()),
     "chairlift_pool_create": (
         ctypes.c_int32,
@@ -132,10 +138,12 @@ class NativeLibrary:
             raise LibraryUnavailableError(f"{path} does not load: {error}") from error
         self.path = path
         self.functions = functions
+        self.arithmetic = Arithmetic(isa=self.isa, source="widest")
+        """Why it is this instruction set, if it is the one that `load_library` chose."""
 
     @property
     def available_isas(self) -> tuple[str, ...]:
-        """Instruction sets that this machine can run, best first."""
+        """Instruction sets that this machine can run, widest first."""
         names: bytes = self.functions.chairlift_available_isas()
         return tuple(names.decode().split(","))
 
@@ -146,13 +154,31 @@ class NativeLibrary:
         return name.decode()
 
     def set_isa(self, name: str) -> None:
-        """Use another instruction set in the whole process; "auto" is the best one.
+        """Use another instruction set in the whole process; "auto" is the widest one.
 
         Raises:
             ConfigError: this machine cannot run it.
         """
         if self.functions.chairlift_set_isa(name.encode()) != 0:
             raise ConfigError(self.last_error, field=ISA_VARIABLE)
+
+    @property
+    def processor(self) -> str:
+        """What decides which levels it has and how fast they are; "" if it cannot be asked."""
+        name: bytes = self.functions.chairlift_processor()
+        return name.decode("ascii", "replace")
+
+    def levels(self, kind: str) -> tuple[str, ...]:
+        """Levels of a kind of arithmetic that this machine can run, widest first."""
+        names: bytes = self.functions.chairlift_levels(KINDS.index(kind))
+        return tuple(names.decode().split(","))
+
+    def measure_levels(self, kind: str) -> dict[str, float]:
+        """1e9 multiply-adds per second of this thread at each level.  Takes milliseconds."""
+        levels = self.levels(kind)
+        rates = (ctypes.c_double * len(levels))()
+        self.check(self.functions.chairlift_measure_levels(KINDS.index(kind), rates))
+        return dict(zip(levels, rates, strict=True))
 
     def create_pool(self, num_threads: int) -> ctypes.c_void_p:
         """A pool of threads, the calling one included, that lives as long as this handle."""
@@ -183,12 +209,27 @@ def load_library() -> NativeLibrary:
     Raises:
         LibraryUnavailableError: it is nowhere, or what is there does not load.
         ConfigError: `CHAIRLIFT_ISA` names an instruction set that this machine lacks.
+        ModelSourceError: `CHAIRLIFT_CACHE` is no folder.
     """
     library = NativeLibrary(find_library())
-    isa = os.environ.get(ISA_VARIABLE)
-    if isa:
-        library.set_isa(isa)
+    forced = os.environ.get(ISA_VARIABLE)
+    if forced and forced != "auto":
+        library.set_isa(forced)
+        library.arithmetic = Arithmetic(isa=library.isa, source="forced")
+    else:
+        library.arithmetic = choose_arithmetic(library, _folder_of_measurements())
+        library.set_isa(library.arithmetic.isa)
     return library
+
+
+def _folder_of_measurements() -> Path | None:
+    """The cache folder; None if this user has none."""
+    try:
+        return cache_folder()
+    except ModelSourceError:
+        if os.environ.get(CACHE_VARIABLE):
+            raise
+        return None
 
 
 def find_library() -> Path:

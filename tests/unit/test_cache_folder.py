@@ -1,4 +1,4 @@
-"""Which folder holds downloaded models."""
+"""Which folder holds downloaded models and measurements."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.cache_folder import cache_folder
 from chairlift.errors import ModelSourceError
-from chairlift.weights.cache_folder import cache_folder
 
 
 def test_the_order_of_the_variables(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where downloaded models are kept on this machine."""
+"""Where downloaded models and measurements are kept on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 from chairlift.errors import ModelSourceError
 
+CACHE_VARIABLE = "CHAIRLIFT_CACHE"
+
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The user's cache folder, which need not exist yet.
@@ -16,7 +18,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     `$CHAIRLIFT_CACHE`, else `$XDG_CACHE_HOME/chairlift`, else what the system provides for.
     Raises ModelSourceError when `$CHAIRLIFT_CACHE` is not an absolute path or names a file.
     """
-    chosen = environ.get("CHAIRLIFT_CACHE")
+    chosen = environ.get(CACHE_VARIABLE)
     if chosen:
         folder = _expand_home(chosen)
         if not folder.is_absolute() or (folder.exists() and not folder.is_dir()):
