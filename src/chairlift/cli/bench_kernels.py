@@ -42,7 +42,7 @@ def kernels(
         time_groups,
     )
     from chairlift.bench.machine_limits import LimitMeter
-    from chairlift.cli.progress_bar import progress_bar
+    from chairlift.cli.progress_line import progress_line
     from chairlift.cli.result_files import check_writable, write_json
     from chairlift.cli.terminal import note, show
     from chairlift.engine.resolved_config import choose_num_threads
@@ -64,13 +64,16 @@ def kernels(
         raise ConfigError(f"no family has {only!r} in its name: {names}", field="only")
     show(title(shapes, meter.library, meter.num_threads))
     results: list[KernelResult] = []
-    with progress_bar(sum(group.num_cases for group in chosen)) as advance:
+    with progress_line(sum(group.num_cases for group in chosen)) as line:
+        line.show(chosen[0].family)
         for result in time_groups(chosen, meter, plan):
+            line.clear()
             if not results or results[-1].family != result.family:
                 show(f"\n{result.family}\n{HEADER}")
             results.append(result)
             show(result_line(result))
-            advance(result.family)
+            line.advance()
+            line.show(result.family)
     report = KernelReport(
         shapes=shapes,
         isa=meter.library.isa,
