@@ -13,56 +13,55 @@ import numpy as np
 
 from chairlift.bench.kernel_case import RING_BYTES, CaseGroup, KernelCase, Ring
 from chairlift.bench.kernel_shapes import MatrixShape, StepShapes
-from chairlift.bench.machine_limits import LimitMeter, Work
-from chairlift.bench.native_replay import CallRecorder, RotatingCalls
+from chairlift.bench.machine_limits import Work
+from chairlift.bench.recorded_ops import RecordedOps
+from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.cpu.int8 import INTERLEAVE
-from chairlift.kernels.cpu.linear_q8 import Q8Ops, QuantizedLinear
+from chairlift.kernels.cpu.linear_q8 import QuantizedLinear
 from chairlift.kernels.cpu.ops import NativeKernels, NativeLinear
 from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.kernels.interface import FloatArray, MlpWeights
 
-EXACT, FAST, FLOAT32 = "GEMM exact int8", "GEMM fast int8", "GEMM float32"
-MLP_EXACT, MLP_FAST, MLP_FLOAT32 = "MLP exact int8", "MLP fast int8", "MLP float32"
+Call = Callable[[], object]
 
 
 def int8_groups(
-    shapes: StepShapes, meter: LimitMeter, rows: Sequence[int], *, fast: bool
+    shapes: StepShapes, ops: RecordedOps, rows: Sequence[int], *, fast: bool
 ) -> list[CaseGroup]:
     """Every matrix of a step alone, then gate, up, silu and down in one call."""
-    recorder = CallRecorder(meter.library)
-    ops = Q8Ops(recorder.library, meter.pool)
+    mode = "fast" if fast else "exact"
     products = [
         CaseGroup(
-            family=FAST if fast else EXACT,
+            family=f"GEMM {mode} int8",
             num_cases=len(rows),
-            build=partial(_int8_products, shapes, shape, ops, recorder, meter, rows, fast),
+            build=partial(_int8_products, shapes, shape, ops, rows, fast),
         )
         for shape in shapes.matrices
     ]
     whole = CaseGroup(
-        family=MLP_FAST if fast else MLP_EXACT,
+        family=f"MLP {mode} int8",
         num_cases=len(rows),
-        build=partial(_int8_mlps, shapes, ops, recorder, meter, rows, fast),
+        build=partial(_int8_mlps, shapes, ops, rows, fast),
     )
     return [*products, whole]
 
 
 def float32_groups(
-    shapes: StepShapes, kernels: NativeKernels, meter: LimitMeter, rows: Sequence[int]
+    shapes: StepShapes, kernels: NativeKernels, rows: Sequence[int]
 ) -> list[CaseGroup]:
     """The same in float32."""
     products = [
         CaseGroup(
-            family=FLOAT32,
+            family="GEMM float32",
             num_cases=len(rows),
-            build=partial(_float32_products, shapes, shape, kernels, meter, rows),
+            build=partial(_float32_products, shapes, shape, kernels, rows),
         )
         for shape in shapes.matrices
     ]
     whole = CaseGroup(
-        family=MLP_FLOAT32,
+        family="MLP float32",
         num_cases=len(rows),
-        build=partial(_float32_mlps, shapes, kernels, meter, rows),
+        build=partial(_float32_mlps, shapes, kernels, rows),
     )
     return [*products, whole]
 
@@ -86,14 +85,15 @@ def random_weights(shape: MatrixShape) -> GroupedWeights:
 
 
 def random_rows(num_rows: int, width: int) -> FloatArray:
-    """[num_rows, width] of a normal distribution."""
-    return np.random.default_rng(1).standard_normal((num_rows, width), np.float32)
+    """[num_rows, width] of a normal distribution, where the engine's arrays lie."""
+    rows = aligned_empty(num_rows, width)
+    rows[:] = np.random.default_rng(1).standard_normal((num_rows, width), np.float32)
+    return rows
 
 
 def ring_bytes(shapes: StepShapes, bytes_per_weight: float) -> int:
     """What a step's weights take, as far as it matters: a small model does stay in cache."""
-    weights = sum(shape.num_weights * shape.count for shape in shapes.matrices)
-    return min(RING_BYTES, int(weights * bytes_per_weight))
+    return min(RING_BYTES, int(shapes.num_weights * bytes_per_weight))
 
 
 def packed_ring(
@@ -105,97 +105,75 @@ def packed_ring(
 
 
 def _int8_products(
-    shapes: StepShapes,
-    shape: MatrixShape,
-    ops: Q8Ops,
-    recorder: CallRecorder,
-    meter: LimitMeter,
-    rows: Sequence[int],
-    fast: bool,
+    shapes: StepShapes, shape: MatrixShape, ops: RecordedOps, rows: Sequence[int], fast: bool
 ) -> Iterator[KernelCase]:
-    packed = ops.pack(random_weights(shape), per_channel=fast)
+    packed = ops.linears.pack(random_weights(shape), per_channel=fast)
     ring, copies = packed_ring(shapes, packed, shape.num_weights)
 
-    def call_of(x: FloatArray) -> Callable[[], None]:
-        out = np.zeros((len(x), shape.out_features), np.float32)
-        return RotatingCalls(
-            recorder, ring.advance, lambda index: ops.linear(x, copies[index], out=out)
+    def call_of(x: FloatArray) -> Call:
+        out = aligned_empty(len(x), shape.out_features)
+        return ops.recorder.rotating(
+            ring.advance, lambda index: ops.linears.linear(x, copies[index], out=out)
         )
 
     for count in rows:
         yield KernelCase(
-            family=FAST if fast else EXACT,
-            label=_label(shape, fast),
+            label=f"{shape.label}, {8 if fast else shape.form.bits} bits",
             num_rows=count,
             work=Work(int8_products=count * shape.num_weights, read_bytes=packed.num_bytes),
             call=call_of(random_rows(count, shape.in_features)),
-            read_rate=lambda: meter.memory_read(*ring.far()),
             count=shape.count,
         )
 
 
 def _int8_mlps(
-    shapes: StepShapes,
-    ops: Q8Ops,
-    recorder: CallRecorder,
-    meter: LimitMeter,
-    rows: Sequence[int],
-    fast: bool,
+    shapes: StepShapes, ops: RecordedOps, rows: Sequence[int], fast: bool
 ) -> Iterator[KernelCase]:
     gate_up, down = shapes.matrix("gate-up"), shapes.matrix("down")
-    first = ops.pack(random_weights(gate_up), interleave=INTERLEAVE, per_channel=fast)
-    second = ops.pack(random_weights(down), per_channel=fast)
+    first = ops.linears.pack(random_weights(gate_up), interleave=INTERLEAVE, per_channel=fast)
+    second = ops.linears.pack(random_weights(down), per_channel=fast)
     num_weights = gate_up.num_weights + down.num_weights
-    ring, copies = packed_ring(shapes, first, gate_up.num_weights)
-    downs = Ring(second.packed, len(ring) * second.num_bytes).copies()
-    pairs = [
-        (copy, dataclasses.replace(second, packed=downs[index]))
-        for index, copy in enumerate(copies)
-    ]
+    ring, gate_ups = packed_ring(shapes, first, gate_up.num_weights)
+    copies = Ring(second.packed, len(ring) * second.num_bytes).copies()
+    downs = [dataclasses.replace(second, packed=copy) for copy in copies]
 
-    def call_of(x: FloatArray) -> Callable[[], None]:
-        return RotatingCalls(recorder, ring.advance, lambda index: ops.mlp(x, *pairs[index]))
+    def call_of(x: FloatArray) -> Call:
+        return ops.recorder.rotating(
+            ring.advance, lambda index: ops.linears.mlp(x, gate_ups[index], downs[index])
+        )
 
     for count in rows:
         yield KernelCase(
-            family=MLP_FAST if fast else MLP_EXACT,
             label="gate, up, silu, down",
             num_rows=count,
             work=Work(
                 int8_products=count * num_weights, read_bytes=first.num_bytes + second.num_bytes
             ),
             call=call_of(random_rows(count, gate_up.in_features)),
-            read_rate=lambda: meter.memory_read(*ring.far()),
             count=gate_up.count,
         )
 
 
 def _float32_products(
-    shapes: StepShapes,
-    shape: MatrixShape,
-    kernels: NativeKernels,
-    meter: LimitMeter,
-    rows: Sequence[int],
+    shapes: StepShapes, shape: MatrixShape, kernels: NativeKernels, rows: Sequence[int]
 ) -> Iterator[KernelCase]:
     ring, copies = _float32_ring(shapes, shape, kernels)
 
-    def call_of(x: FloatArray) -> Callable[[], object]:
+    def call_of(x: FloatArray) -> Call:
         return lambda: kernels.linear(x, copies[ring.advance()])
 
     for count in rows:
         yield KernelCase(
-            family=FLOAT32,
-            label=f"{shape.name} {shape.out_features} x {shape.in_features}",
+            label=shape.label,
             num_rows=count,
             work=Work(fp32_macs=count * shape.num_weights, read_bytes=copies[0].num_bytes),
             call=call_of(random_rows(count, shape.in_features)),
-            read_rate=lambda: meter.memory_read(*ring.far()),
             count=shape.count,
         )
 
 
 def _float32_mlps(
-    shapes: StepShapes, kernels: NativeKernels, meter: LimitMeter, rows: Sequence[int]
+    shapes: StepShapes, kernels: NativeKernels, rows: Sequence[int]
 ) -> Iterator[KernelCase]:
     gate_up, down = shapes.matrix("gate-up"), shapes.matrix("down")
     ring, gate_ups = _float32_ring(shapes, gate_up, kernels)
@@ -207,12 +185,11 @@ def _float32_mlps(
     ]
     eps = shapes.config.rms_norm_eps
 
-    def call_of(x: FloatArray) -> Callable[[], object]:
+    def call_of(x: FloatArray) -> Call:
         return lambda: kernels.mlp_block(x, weights[ring.advance()], eps)
 
     for count in rows:
         yield KernelCase(
-            family=MLP_FLOAT32,
             label="norm, gate, up, silu, down",
             num_rows=count,
             work=Work(
@@ -220,7 +197,6 @@ def _float32_mlps(
                 read_bytes=gate_ups[0].num_bytes + downs[0].num_bytes,
             ),
             call=call_of(random_rows(count, gate_up.in_features)),
-            read_rate=lambda: meter.memory_read(*ring.far()),
             count=gate_up.count,
         )
 
@@ -230,15 +206,9 @@ def _float32_ring(
 ) -> tuple[Ring, list[NativeLinear]]:
     packed = kernels.prepare_linear([random_rows(shape.out_features, shape.in_features)], [None])
     assert isinstance(packed, NativeLinear)
-    content = packed.packed.reshape(-1).view(np.uint8)
-    ring = Ring(content, ring_bytes(shapes, 4.0))
+    ring = Ring(packed.packed.reshape(-1).view(np.uint8), ring_bytes(shapes, 4.0))
     copies = [
         dataclasses.replace(packed, packed=copy.view(np.float32).reshape(packed.packed.shape))
         for copy in ring.copies()
     ]
     return ring, copies
-
-
-def _label(shape: MatrixShape, fast: bool) -> str:
-    bits = 8 if fast else shape.form.bits
-    return f"{shape.name} {shape.out_features} x {shape.in_features}, {bits} bits"

@@ -53,6 +53,10 @@ class MatrixShape:
     """How many of them a step goes through."""
 
     @property
+    def label(self) -> str:
+        return f"{self.name} {self.out_features} x {self.in_features}"
+
+    @property
     def num_weights(self) -> int:
         return self.out_features * self.in_features
 
@@ -64,6 +68,11 @@ class StepShapes:
     model: str
     config: ModelConfig
     matrices: tuple[MatrixShape, ...]
+
+    @property
+    def num_weights(self) -> int:
+        """Of all matrices that a step goes through."""
+        return sum(matrix.num_weights * matrix.count for matrix in self.matrices)
 
     def matrix(self, name: MatrixName) -> MatrixShape:
         return next(matrix for matrix in self.matrices if matrix.name == name)

@@ -13,7 +13,8 @@ from chairlift.bench.kernel_case import CaseGroup, KernelCase
 from chairlift.bench.kernel_gemm import float32_groups, int8_groups
 from chairlift.bench.kernel_row_ops import float32_row_groups, int8_row_groups
 from chairlift.bench.kernel_shapes import StepShapes
-from chairlift.bench.machine_limits import LimitMeter, LimitName, Rates, bound_of, highest_rates
+from chairlift.bench.machine_limits import LimitName, Limits, Rates, bound_of, highest_rates
+from chairlift.bench.recorded_ops import RecordedOps
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu.int8 import PAGE_TOKENS, Int8Kernels
 from chairlift.kernels.cpu.ops import NativeKernels
@@ -66,41 +67,42 @@ class KernelResult:
 
 
 def all_groups(
-    shapes: StepShapes, meter: LimitMeter, plan: TimingPlan
+    shapes: StepShapes, num_threads: int, plan: TimingPlan
 ) -> tuple[list[CaseGroup], str | None]:
     """Everything that a step uses, in the order of the report; and why int8 is not in it."""
-    kernels = NativeKernels(meter.num_threads)
+    kernels = NativeKernels(num_threads)
     float32 = [
-        *float32_groups(shapes, kernels, meter, plan.rows),
-        *float32_attention_groups(shapes, kernels, meter),
-        *float32_row_groups(shapes, kernels, meter, plan.row_op_rows),
+        *float32_groups(shapes, kernels, plan.rows),
+        *float32_attention_groups(shapes, kernels),
+        *float32_row_groups(shapes, kernels, plan.row_op_rows),
     ]
-    on_bytes = Int8Kernels(meter.num_threads)
+    ops = RecordedOps(num_threads)
     try:
-        _check_int8(shapes, on_bytes)
+        _check_int8(shapes, ops.kernels)
     except ConfigError as error:
         return float32, str(error)
     int8 = [
-        *int8_groups(shapes, meter, plan.rows, fast=False),
-        *int8_groups(shapes, meter, plan.rows, fast=True),
-        *int8_attention_groups(shapes, on_bytes, meter),
-        *int8_row_groups(shapes, on_bytes, meter, plan.row_op_rows),
+        *int8_groups(shapes, ops, plan.rows, fast=False),
+        *int8_groups(shapes, ops, plan.rows, fast=True),
+        *int8_attention_groups(shapes, ops),
+        *int8_row_groups(shapes, ops, plan.row_op_rows),
     ]
     return int8 + float32, None
 
 
 def time_groups(
-    groups: Sequence[CaseGroup], meter: LimitMeter, plan: TimingPlan
+    groups: Sequence[CaseGroup], meter: Limits, plan: TimingPlan
 ) -> Iterator[KernelResult]:
     """One case after the other, each as it is done."""
     for group in groups:
         for case in group.build():
-            yield time_case(case, meter, plan)
+            yield time_case(group.family, case, meter, plan)
 
 
 def time_case(
+    family: str,
     case: KernelCase,
-    meter: LimitMeter,
+    meter: Limits,
     plan: TimingPlan,
     clock: Callable[[], float] = time.perf_counter,
 ) -> KernelResult:
@@ -114,7 +116,7 @@ def time_case(
     limit, bound_seconds = bound_of(case.work, best)
     seconds = min(fastest)
     return KernelResult(
-        family=case.family,
+        family=family,
         label=case.label,
         num_rows=case.num_rows,
         count=case.count,
@@ -127,15 +129,15 @@ def time_case(
     )
 
 
-def _measure_limits(case: KernelCase, meter: LimitMeter) -> Rates:
+def _measure_limits(case: KernelCase, meter: Limits) -> Rates:
     """Only those that the case needs."""
     rates: Rates = {}
     if case.work.int8_products:
         rates["int8 dot"] = meter.int8_dot()
     if case.work.fp32_macs:
         rates["fp32 FMA"] = meter.fp32_fma()
-    if case.read_rate is not None:
-        rates["memory read"] = case.read_rate()
+    if case.work.read_bytes:
+        rates["memory read"] = meter.memory_read()
     return rates
 
 

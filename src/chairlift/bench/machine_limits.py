@@ -11,13 +11,13 @@ import statistics
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu.library import LibraryUnavailableError, NativeLibrary, load_library
+from chairlift.kernels.weight_memory import WeightMemory
 
 LimitName = Literal["int8 dot", "fp32 FMA", "memory read"]
 
@@ -26,6 +26,11 @@ UNITS: dict[LimitName, str] = {
     "fp32 FMA": "GMAC/s",
     "memory read": "GB/s",
 }
+
+_BUFFER_BYTES = 64 << 20
+_WINDOW_BYTES = 16 << 20
+_PIECE_BYTES = 4096
+_NUM_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,16 @@ def highest_rates(many: Iterable[Rates]) -> Rates:
     return highest
 
 
+class Limits(Protocol):
+    """Whoever can measure them."""
+
+    def int8_dot(self) -> float: ...
+
+    def fp32_fma(self) -> float: ...
+
+    def memory_read(self) -> float: ...
+
+
 class LimitMeter:
     """Measures with `num_threads` threads of the native library.
 
@@ -93,6 +108,11 @@ class LimitMeter:
         self.library = native_library()
         self.num_threads = num_threads
         self.pool: ctypes.c_void_p = self.library.create_pool(num_threads)
+        self._buffer = WeightMemory().take(_BUFFER_BYTES)
+        self._buffer[:] = 1  # or every page would be the system's page of zeros
+        pieces = np.arange(_BUFFER_BYTES // _PIECE_BYTES, dtype=np.int32)
+        self._windows = pieces.reshape(_BUFFER_BYTES // _WINDOW_BYTES, -1)
+        self._next_window = 0
 
     def int8_dot(self) -> float:
         """1e9 products of bytes per second from registers, all threads at once."""
@@ -105,21 +125,23 @@ class LimitMeter:
         with ThreadPoolExecutor(self.num_threads) as threads:
             return sum(threads.map(lambda _: float(measure()), range(self.num_threads)))
 
-    def memory_read(self, memory: NDArray[np.uint8], pieces: NDArray[np.integer[Any]]) -> float:
-        """1e9 bytes per second at which all threads read pieces of `memory` [piece, bytes].
+    def memory_read(self) -> float:
+        """1e9 bytes per second at which all threads read memory in order.
 
-        The pieces' order is that in which they are read.
+        They read windows of a buffer, another one each time, so that caches do not help.
         """
-        order = np.ascontiguousarray(pieces, np.int32)
-        if not memory.flags.c_contiguous or not 0 <= order.min() <= order.max() < len(memory):
-            raise ValueError("memory must be dense, and pieces must be in it")
+        return max(self._read_window() for _ in range(_NUM_ATTEMPTS))
+
+    def _read_window(self) -> float:
+        pieces = self._windows[self._next_window]
+        self._next_window = (self._next_window + 1) % len(self._windows)
         rate: float = self.library.functions.chairlift_measure_read(
             self.pool,
-            memory.ctypes.data,
-            memory.strides[0],
-            memory.shape[1],
-            order.ctypes.data,
-            len(order),
+            self._buffer.ctypes.data,
+            _PIECE_BYTES,
+            _PIECE_BYTES,
+            pieces.ctypes.data,
+            len(pieces),
         )
         return rate
 

@@ -63,6 +63,9 @@ def timed_kernels(runner: ModelRunner) -> Iterator[KernelClock]:
         runner.model = model
 
 
+_FULL = 0.9
+
+
 @dataclass(frozen=True, slots=True)
 class StepTiming:
     """One call of `step()`.  Seconds."""
@@ -145,9 +148,10 @@ def time_split(run: PolicyRun, timings: Sequence[StepTiming]) -> TimeSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDecode:
-    """The steps that decode for as many requests as ever rode at once, and do nothing else."""
+    """Steps that only decode, for at least nine tenths as many requests as any of that kind."""
 
     num_running: int
+    """At most."""
     num_steps: int
     mean_step_s: float
     python_share: float
@@ -155,15 +159,16 @@ class FullDecode:
 
 def full_decode(timings: Sequence[StepTiming]) -> FullDecode | None:
     """None if no step was of that kind."""
-    most = max((len(r.members) for timing in timings for r in timing.records), default=0)
-    full = [
-        timing
+    decodes = [
+        (timing.records[0].num_decode_tokens, timing)
         for timing in timings
         if len(timing.records) == 1
-        and timing.records[0].num_decode_tokens == len(timing.records[0].members) == most > 0
+        and timing.records[0].num_decode_tokens == len(timing.records[0].members) > 0
     ]
-    if not full:
+    if not decodes:
         return None
+    most = max(num_running for num_running, _ in decodes)
+    full = [timing for num_running, timing in decodes if num_running >= _FULL * most]
     wall_s = sum(timing.wall_s for timing in full)
     return FullDecode(
         num_running=most,

@@ -209,7 +209,7 @@ def _time_lines(middle: ThroughputRound) -> list[str]:
     full = middle.full_decode
     if full is not None:
         lines.append(
-            f"            {full.num_steps} steps of {full.num_running} decoding:"
+            f"            {full.num_steps} steps that decode for up to {full.num_running}:"
             f" {full.mean_step_s * 1e3:.1f} ms each, Python's share {full.python_share:.1%}"
         )
     return lines

@@ -44,7 +44,7 @@ def kernels(
     from chairlift.bench.machine_limits import LimitMeter
     from chairlift.cli.progress_line import progress_line
     from chairlift.cli.result_files import check_writable, write_json
-    from chairlift.cli.terminal import note, show
+    from chairlift.cli.terminal import note, note_load, show
     from chairlift.engine.resolved_config import choose_num_threads
     from chairlift.errors import ConfigError
     from chairlift.machine import inspect_machine
@@ -52,10 +52,11 @@ def kernels(
     asked = EngineConfig(**engine)
     if json_path is not None:
         check_writable(json_path)
+    note_load()
     meter = LimitMeter(choose_num_threads(asked, inspect_machine()))
     shapes = _shapes(model)
     plan = QUICK_PLAN if quick else TimingPlan()
-    groups, without_int8 = all_groups(shapes, meter, plan)
+    groups, without_int8 = all_groups(shapes, meter.num_threads, plan)
     if without_int8 is not None:
         note(f"float32 only: {without_int8}")
     chosen = [group for group in groups if only in group.family]

@@ -31,7 +31,7 @@ def latency(
     from chairlift.bench.length_range import LengthRange
     from chairlift.bench.random_prompts import RandomPrompts, load_for_prompts
     from chairlift.cli.result_files import check_writable, write_json
-    from chairlift.cli.terminal import note, show
+    from chairlift.cli.terminal import note, note_load, show
 
     asked = EngineConfig(**engine)
     prompts = RandomPrompts(
@@ -42,6 +42,7 @@ def latency(
     )
     if output_json is not None:
         check_writable(output_json)
+    note_load()
     model = load_for_prompts(asked, prompts, max_num_seqs=batch_size, show_download=True)
     show(
         f"{model.name}: batches of {batch_size}, {input_len} tokens in, {output_len} out;"

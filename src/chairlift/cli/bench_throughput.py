@@ -51,6 +51,7 @@ def throughput(
     from chairlift.bench.length_range import parse_length_range
     from chairlift.bench.random_prompts import RandomPrompts
     from chairlift.cli.result_files import check_writable, write_json
+    from chairlift.cli.terminal import note_load
 
     asked = EngineConfig(**engine)
     prompts = RandomPrompts(
@@ -63,6 +64,8 @@ def throughput(
         check_writable(output_json)
     if compare_policies:
         _check_compared(asked, engine, limit=limit)
+    note_load()
+    if compare_policies:
         report = _compare(asked, prompts, rounds)
     else:
         report = _measure(asked, prompts, rounds, limit=limit)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from chairlift.kernels.cpu.library import NativeLibrary
+from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
+from chairlift.kernels.cpu.int8 import PAGE_TOKENS, Int8Kernels
+from chairlift.kernels.cpu.library import NativeLibrary, load_library
+from chairlift.kernels.cpu.linear_q8 import Q8Ops
 
 
 class CallRecorder:
@@ -37,33 +40,42 @@ class CallRecorder:
 
         return call
 
+    def rotating(
+        self, advance: Callable[[], int], op: Callable[[int], object]
+    ) -> Callable[[], None]:
+        """Replays of `op` on copy after copy of some memory, prepared when their turn first comes.
+
+        Args:
+            advance: the index of the copy whose turn it is.
+            op: the op on the copy of that index.
+        """
+        calls: dict[int, Callable[[], None]] = {}
+
+        def call() -> None:
+            index = advance()
+            ready = calls.get(index)
+            if ready is None:
+                calls[index] = self.replay(lambda: op(index))
+            else:
+                ready()
+
+        return call
+
     def _note(self, function: Callable[..., int], arguments: tuple[Any, ...]) -> None:
         self._last = function, arguments
 
 
-class RotatingCalls:
-    """A call for each copy of some memory; each is prepared when its turn first comes.
+class RecordedOps:
+    """The ops on bytes one by one, their calls recorded, and the backend that is made of them."""
 
-    Args:
-        advance: the index of the copy whose turn it is.
-        op: the op on the copy of that index.
-    """
-
-    def __init__(
-        self, recorder: CallRecorder, advance: Callable[[], int], op: Callable[[int], object]
-    ) -> None:
-        self._recorder = recorder
-        self._advance = advance
-        self._op = op
-        self._calls: dict[int, Callable[[], None]] = {}
-
-    def __call__(self) -> None:
-        index = self._advance()
-        call = self._calls.get(index)
-        if call is None:
-            self._calls[index] = self._recorder.replay(lambda: self._op(index))
-        else:
-            call()
+    def __init__(self, num_threads: int) -> None:
+        library = load_library()
+        self.kernels = Int8Kernels(num_threads)
+        self.pool = library.create_pool(num_threads)
+        self.recorder = CallRecorder(library)
+        self.library = self.recorder.library
+        self.linears = Q8Ops(self.library, self.pool)
+        self.pages = KvInt8Ops(self.library, self.pool, PAGE_TOKENS)
 
 
 class _RecordedLibrary:
