@@ -1,32 +1,26 @@
 """Steps of the engine's model on each kind of kernels: decode at several batch sizes, prefill, and
-where a step's time goes; then whole generations.
+where a step's time goes.
 
-    python benchmarks/engine_steps.py steps [--model smollm2] [--kernels native int8 int8/float16]
-    python benchmarks/engine_steps.py generate [--requests 32 --input-len 512 --output-len 128]
+    python benchmarks/engine_steps.py [--model smollm2] [--kernels native int8 int8/float16]
 
 Behind a slash stands what keys and values are stored as.  Kinds of kernels take turns, and the best
-of a few rounds counts: other processes only add time.
+of a few rounds counts: other processes only add time.  Single kernels are the subject of `chairlift
+bench kernels`, whole runs that of `bench throughput`.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from chairlift import LLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.core.scheduler_output import ScheduledRequest
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.kernels.interface import BatchLayout, FloatArray, KvArray
-from chairlift.models.decoder import Decoder
 from chairlift.runner.forward_batch import build_layout
-from chairlift.runner.model_runner import ModelRunner
-from chairlift.runner.sampler import Sampler
 
 CONTEXT = 300
 PREFILL = 512
@@ -130,82 +124,13 @@ def measure_steps(arguments: argparse.Namespace) -> None:
             )
 
 
-@contextmanager
-def timed_methods(methods: dict[str, tuple[type, str]]) -> Iterator[dict[str, float]]:
-    """Seconds inside each method, called from anywhere."""
-    seconds = dict.fromkeys(methods, 0.0)
-    originals = {part: getattr(owner, name) for part, (owner, name) in methods.items()}
-
-    def wrap(part: str) -> Callable[..., Any]:
-        def timed(*arguments: Any, **named: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return originals[part](*arguments, **named)
-            finally:
-                seconds[part] += time.perf_counter() - start
-
-        return timed
-
-    for part, (owner, name) in methods.items():
-        setattr(owner, name, wrap(part))
-    try:
-        yield seconds
-    finally:
-        for part, (owner, name) in methods.items():
-            setattr(owner, name, originals[part])
-
-
-PARTS: dict[str, tuple[type, str]] = {
-    "layers": (Decoder, "forward"),
-    "head": (Decoder, "logits"),
-    "sampling": (Sampler, "sample"),
-    "step": (ModelRunner, "submit"),
-}
-
-
-def measure_generate(arguments: argparse.Namespace) -> None:
-    rng = np.random.default_rng(0)
-    size = (arguments.requests, arguments.input_len)
-    prompts = [{"prompt_token_ids": row} for row in rng.integers(100, 40_000, size).tolist()]
-    params = SamplingParams(temperature=0.0, max_tokens=arguments.output_len, ignore_eos=True)
-    for name in arguments.kernels:
-        llm = LLM(
-            arguments.model,
-            **options_of(name),
-            threads=arguments.threads,
-            enable_prefix_caching=False,
-            max_num_seqs=max(256, arguments.requests),
-        )
-        fastest, split = float("inf"), {}
-        for _ in range(arguments.rounds):
-            with timed_methods(PARTS) as seconds:
-                start = time.perf_counter()
-                llm.generate(prompts, params, use_tqdm=False)
-                total = time.perf_counter() - start
-            if total < fastest:
-                fastest, split = total, seconds
-        tokens = arguments.requests * arguments.output_len
-        print(
-            f"{arguments.requests} x ({arguments.input_len} in, {arguments.output_len} out)"
-            f" {name:>20} {fastest:7.2f} s {tokens / fastest:8.1f} output tokens/s:"
-            f" layers {split['layers']:.2f} s, head {split['head']:.2f} s,"
-            f" sampling {split['sampling']:.2f} s, scheduling and text"
-            f" {fastest - split['step']:.2f} s"
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("what", choices=("steps", "generate"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--kernels", nargs="+", default=["native", "int8"])
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--input-len", type=int, default=512)
-    parser.add_argument("--output-len", type=int, default=128)
-    arguments = parser.parse_args()
-    {"steps": measure_steps, "generate": measure_generate}[arguments.what](arguments)
+    measure_steps(parser.parse_args())
 
 
 if __name__ == "__main__":

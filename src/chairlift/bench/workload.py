@@ -101,6 +101,32 @@ def uniform_workload(
     )
 
 
+def random_workload(
+    vocab_size: int,
+    *,
+    num_requests: int,
+    input_tokens: tuple[int, int],
+    output_tokens: tuple[int, int],
+    seed: int,
+) -> tuple[BenchRequest, ...]:
+    """Prompts of any tokens, so that none shares a prefix; lengths drawn evenly from ranges.
+
+    The same seed draws the same requests for every number of them, as far as they go.
+    """
+    rng = random.Random(seed)
+    requests = []
+    for index in range(num_requests):
+        num_prompt_tokens = rng.randint(*input_tokens)
+        requests.append(
+            BenchRequest(
+                request_id=str(index),
+                prompt_token_ids=tuple(rng.randrange(vocab_size) for _ in range(num_prompt_tokens)),
+                num_output_tokens=rng.randint(*output_tokens),
+            )
+        )
+    return tuple(requests)
+
+
 def renamed(requests: Sequence[BenchRequest], prefix: str) -> tuple[BenchRequest, ...]:
     """The same requests under other ids."""
     return tuple(

@@ -23,6 +23,15 @@ def note(text: str) -> None:
     show(text, stream=sys.stderr)
 
 
+def note_load() -> None:
+    """Tell if the machine is busy with something else."""
+    from chairlift.bench.machine_load import load_note
+
+    line = load_note()
+    if line is not None:
+        note(line)
+
+
 def show_log(*, quiet: bool) -> None:
     """Show the engine's log lines: decisions and their reasons, or warnings only."""
     import logging

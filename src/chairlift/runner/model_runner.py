@@ -85,7 +85,8 @@ class ModelRunner:
 
     def measure_prefill(self, num_tokens: int = 32) -> float:
         """Seconds per token of a prompt, from one run on scratch blocks.  Only while idle."""
-        num_tokens = min(num_tokens, self.kv_cache.blocks.shape[0] * self._block_size)
+        capacity = self.kv_cache.blocks.shape[0] * self._block_size
+        num_tokens = min(num_tokens, capacity, len(self.model.rope.cos))
         blocks = range(-(-num_tokens // self._block_size))
         item = ScheduledRequest("", "prefill", 0, num_tokens, blocks, False)
         layout = build_layout([item], self._block_size)

@@ -70,6 +70,18 @@ SURFACE = {
         "--threads",
         "--windows",
     },
+    "bench kernels": {"MODEL", "--json", "--only", "--quick", "--threads"},
+    "bench latency": ENGINE
+    | {
+        "--model -m",
+        "--seed",
+        "--batch-size",
+        "--input-len",
+        "--num-iters",
+        "--num-iters-warmup",
+        "--output-json",
+        "--output-len",
+    },
     "bench policies": {
         "--concurrency",
         "--json",
@@ -81,6 +93,18 @@ SURFACE = {
         "--seed",
         "--threads",
         "--workload",
+    },
+    "bench throughput": ENGINE
+    | {
+        "--model -m",
+        "--seed",
+        "--compare-policies",
+        "--input-len",
+        "--limit",
+        "--num-prompts",
+        "--output-json",
+        "--output-len",
+        "--rounds",
     },
     "chat": SAMPLING | ENGINE | MODEL | {"--system", "--verbose"},
     "demo": {

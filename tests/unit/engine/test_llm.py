@@ -205,3 +205,12 @@ def test_bar_shows_requests_and_rates_on_a_terminal(
     assert "2/2" in shown and "tok/s" in shown
     llm.generate("abc", GREEDY, use_tqdm=False)
     assert "tok/s" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kernels", ["native", "int8"])
+def test_a_context_shorter_than_the_first_probe(
+    tiny_folder: Callable[[str], Path], kernels: str
+) -> None:
+    llm = LLM(str(tiny_folder("llama3")), **OPTIONS, max_model_len=9, kernels=kernels)
+    output = llm.generate([[5, 6, 7, 8]], LONG, use_tqdm=False)[0].outputs[0]
+    assert len(output.token_ids) == 5 and output.finish_reason == "length"
