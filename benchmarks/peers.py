@@ -141,9 +141,8 @@ def print_table(
     output = sum(job.num_tokens for job in jobs_of(workload))
     limit = output / (products_of(workload) / peak)
     print(f"\n### {workload}\nint8 peak {peak / 1e9:.0f} GMAC/s: limit {limit:.0f} tok/s\n")
-    print(
-        "| engine | output tok/s | of the limit | rounds | settings |\n| --- | --- | --- | --- | --- |"
-    )
+    print("| engine | output tok/s | of the limit | rounds | settings |")
+    print("| --- | --- | --- | --- | --- |")
     medians = {
         contender: statistics.median(float(row["output_tokens_per_s"]) for row in own)
         for contender, own in rows.items()
