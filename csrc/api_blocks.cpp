@@ -1,4 +1,4 @@
-// Half of a layer in one call: what lies between its parts stays here.
+// Halves of layers, many in one call: what lies between their parts stays here.
 #include "api.h"
 #include "linear_q8.h"
 
@@ -9,8 +9,8 @@ thread_local RowBuffer qkv_rows, query_rows, attended_rows;
 
 int32_t check_shapes(const chairlift_attention_block& block, const PackedQ8& qkv,
                      const PackedQ8& output) {
-  const chairlift_qkv_to_cache& store = block.store;
-  const chairlift_attention& attention = block.attention;
+  const chairlift_qkv_to_cache& store = *block.store;
+  const chairlift_attention& attention = *block.attention;
   if (store.struct_size != static_cast<int64_t>(sizeof(store)) ||
       attention.struct_size != static_cast<int64_t>(sizeof(attention))) {
     return invalid("attention_block: the caller was built for another version");
@@ -32,10 +32,10 @@ int32_t check_shapes(const chairlift_attention_block& block, const PackedQ8& qkv
   return CHAIRLIFT_OK;
 }
 
-int32_t run_block(chairlift_pool* pool, const chairlift_attention_block& block, const Q8Linear& qkv,
-                  const Q8Linear& output) {
-  chairlift_qkv_to_cache store = block.store;
-  chairlift_attention attention = block.attention;
+int32_t run_attention(chairlift_pool* pool, const chairlift_attention_block& block,
+                      const Q8Linear& qkv, const Q8Linear& output) {
+  chairlift_qkv_to_cache store = *block.store;
+  chairlift_attention attention = *block.attention;
   const int64_t tokens = store.num_tokens, heads = tokens * store.num_heads;
   const int64_t width = store.num_heads * store.head_dim;
   const int64_t float_bytes = static_cast<int64_t>(sizeof(float));
@@ -46,9 +46,13 @@ int32_t run_block(chairlift_pool* pool, const chairlift_attention_block& block, 
   uint8_t* query = query_rows.get(query_bytes + heads * float_bytes);
   float* attended = reinterpret_cast<float*>(attended_rows.get(tokens * width * float_bytes));
   if (!joint || !query || !attended) return out_of_memory();
+  store.q_norm = block.q_norm;
+  store.k_norm = block.k_norm;
+  store.kv_cache = block.kv_cache;
   store.qkv = joint;
   store.query = query;
   store.query_scales = reinterpret_cast<float*>(query + query_bytes);
+  attention.kv_cache = block.kv_cache;
   attention.query = query;
   attention.query_scales = store.query_scales;
   attention.out = attended;
@@ -60,25 +64,47 @@ int32_t run_block(chairlift_pool* pool, const chairlift_attention_block& block, 
   return linear_q8(pool->threads, {attended, tokens, nullptr, 0.0f}, output, block.x, block.out);
 }
 
-}  // namespace
-}  // namespace chairlift
-
-extern "C" int32_t chairlift_attention_block_q8(chairlift_pool* pool,
-                                                const chairlift_attention_block* block) {
-  using chairlift::invalid;
-  if (!pool || !block) return invalid("attention_block: a pointer is null");
-  if (block->struct_size != static_cast<int64_t>(sizeof(*block))) {
+int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& block) {
+  if (block.struct_size != static_cast<int64_t>(sizeof(block))) {
     return invalid("attention_block: the caller was built for another version");
   }
-  if (!block->x || !block->out || !block->norm || !block->qkv || !block->output) {
+  if (!block.x || !block.out || !block.norm || !block.qkv || !block.output || !block.kv_cache ||
+      !block.store || !block.attention) {
     return invalid("attention_block: a pointer is null");
   }
-  const chairlift::PackedQ8* qkv = chairlift::as_packed(block->qkv);
-  const chairlift::PackedQ8* output = chairlift::as_packed(block->output);
+  const PackedQ8 *qkv = as_packed(block.qkv), *output = as_packed(block.output);
   if (!qkv || !output) {
     return invalid("attention_block: these weights were not packed by this library");
   }
-  const int32_t status = chairlift::check_shapes(*block, *qkv, *output);
+  const int32_t status = check_shapes(block, *qkv, *output);
   if (status != CHAIRLIFT_OK) return status;
-  return chairlift::run_block(pool, *block, {qkv, block->qkv_bias}, {output, block->output_bias});
+  return run_attention(pool, block, {qkv, block.qkv_bias}, {output, block.output_bias});
+}
+
+int32_t mlp_block(chairlift_pool* pool, const chairlift_mlp_block& block) {
+  if (block.struct_size != static_cast<int64_t>(sizeof(block))) {
+    return invalid("mlp_block: the caller was built for another version");
+  }
+  return chairlift_norm_mlp_q8(pool, block.x, block.rows, block.norm, block.eps, block.gate_up,
+                               block.gate_up_bias, block.down, block.down_bias, block.x, block.out);
+}
+
+}  // namespace
+}  // namespace chairlift
+
+extern "C" int32_t chairlift_run_blocks(chairlift_pool* pool, const chairlift_block* blocks,
+                                        int64_t num_blocks) {
+  using chairlift::invalid;
+  if (!pool || (!blocks && num_blocks > 0)) return invalid("run_blocks: a pointer is null");
+  if (num_blocks < 0) return invalid("run_blocks: num_blocks is negative");
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    const chairlift_block& block = blocks[i];
+    if (!block.attention == !block.mlp) {
+      return invalid("run_blocks: a block must be one or the other");
+    }
+    const int32_t status = block.attention ? chairlift::attention_block(pool, *block.attention)
+                                           : chairlift::mlp_block(pool, *block.mlp);
+    if (status != CHAIRLIFT_OK) return status;
+  }
+  return CHAIRLIFT_OK;
 }

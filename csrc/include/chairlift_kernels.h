@@ -272,8 +272,10 @@ typedef struct chairlift_attention {
 CHAIRLIFT_API int32_t chairlift_paged_attention(chairlift_pool* pool,
                                                 const chairlift_attention* task);
 
-// -- half of a layer -----------------------------------------------------------------------------
+// -- halves of layers ----------------------------------------------------------------------------
 
+// The half with attention: out = x + W_o attention(rope(W_qkv norm(x))); the keys and values of all
+// tokens are stored first.
 typedef struct chairlift_attention_block {
   int64_t struct_size;  // sizeof(chairlift_attention_block), checked
 
@@ -284,16 +286,41 @@ typedef struct chairlift_attention_block {
   const float* qkv_bias;     // may be null
   const void* output;        // packed
   const float* output_bias;  // may be null
+  const float* q_norm;       // [head_dim], or null
+  const float* k_norm;       // the same
+  uint8_t* kv_cache;         // piece of block 0 of this layer
 
-  // What is left out is computed in between: `qkv`, `query`, `query_scales`, and `out` of the
-  // second.  `store.norm_eps` is that of `norm` too.
-  chairlift_qkv_to_cache store;
-  chairlift_attention attention;
+  // What layers have in common.  Left out there: whatever is a field here, and what is computed in
+  // between: `qkv`, `query`, `query_scales`, and `out` of the second.  `norm_eps` is that of `norm`
+  // too.
+  const chairlift_qkv_to_cache* store;
+  const chairlift_attention* attention;
 } chairlift_attention_block;
 
-// out = x + W_o attention(rope(W_qkv norm(x))); stores the keys and values of all tokens first.
-CHAIRLIFT_API int32_t chairlift_attention_block_q8(chairlift_pool* pool,
-                                                   const chairlift_attention_block* block);
+// The half without: out = x + W_down (silu(W_gate norm(x)) * W_up norm(x)).
+typedef struct chairlift_mlp_block {
+  int64_t struct_size;  // sizeof(chairlift_mlp_block), checked
+
+  const float* x;             // [rows, hidden], dense
+  float* out;                 // the same shape; may be `x`
+  const float* norm;          // [hidden]
+  const void* gate_up;        // packed with interleave
+  const float* gate_up_bias;  // may be null
+  const void* down;           // packed
+  const float* down_bias;     // may be null
+  int64_t rows;
+  float eps;
+} chairlift_mlp_block;
+
+// One or the other.
+typedef struct chairlift_block {
+  const chairlift_attention_block* attention;
+  const chairlift_mlp_block* mlp;
+} chairlift_block;
+
+// Blocks one after the other; ends with the first that fails.
+CHAIRLIFT_API int32_t chairlift_run_blocks(chairlift_pool* pool, const chairlift_block* blocks,
+                                           int64_t num_blocks);
 
 // 1e9 bytes per second at which all threads together read `num_bytes` of each of the blocks.
 CHAIRLIFT_API double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -200,6 +201,13 @@ class Kernels(Protocol):
         ...
 
     # -- coarse ops: what model code calls ---------------------------------------------------
+    def one_call(self) -> AbstractContextManager[None]:
+        """Inside, a backend may put `attention_block` and `mlp_block` off and run all at the end.
+
+        Each must go on with what the one before gave; nobody looks at a result before the end.
+        """
+        ...
+
     def embed(self, table: Table, token_ids: IntArray) -> FloatArray:
         """Rows of `table` [vocab, H] for the T ids."""
         ...

@@ -72,11 +72,12 @@ class Decoder:
         """Hidden states [T, hidden] after the last layer; stores the tokens' keys and values."""
         ops, eps = self.kernels, self.config.rms_norm_eps
         x = ops.embed(self.embedding, token_ids)
-        for index, layer in enumerate(self.layers):
-            x = ops.attention_block(
-                x, layer.attention, layer.spec, self.rope, kv_cache, index, batch
-            )
-            x = ops.mlp_block(x, layer.mlp, eps)
+        with ops.one_call():
+            for index, layer in enumerate(self.layers):
+                x = ops.attention_block(
+                    x, layer.attention, layer.spec, self.rope, kv_cache, index, batch
+                )
+                x = ops.mlp_block(x, layer.mlp, eps)
         return x
 
     def logits(self, x: FloatArray, rows: IntArray) -> FloatArray:

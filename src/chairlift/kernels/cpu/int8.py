@@ -8,9 +8,8 @@ up between the halves of a layer stays float32.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -18,15 +17,16 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.composition import float_kv_block
 from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
-from chairlift.kernels.cpu.kv_tasks import (
-    KV_TYPES,
-    AttentionBlockTask,
-    AttentionTask,
-    QkvToCacheTask,
-)
+from chairlift.kernels.cpu.layer_blocks import LayerBlocks
 from chairlift.kernels.cpu.library import load_library
-from chairlift.kernels.cpu.linear_q8 import Q8Ops, QuantizedLinear, check_floats, pointer
-from chairlift.kernels.cpu.ops import check_array, check_cache
+from chairlift.kernels.cpu.linear_q8 import (
+    Q8Ops,
+    QuantizedLinear,
+    as_quantised,
+    check_floats,
+    pointer,
+)
+from chairlift.kernels.cpu.ops import check_array
 from chairlift.kernels.grouped_weights import (
     QUANTISED_FLOATS,
     GroupedWeights,
@@ -49,7 +49,7 @@ from chairlift.kernels.interface import (
     RopeTable,
     Table,
 )
-from chairlift.kernels.kv_dtype import KvDtype, kv_dtype_of
+from chairlift.kernels.kv_dtype import KvDtype
 from chairlift.kernels.reference import make_rope_table
 
 PAGE_TOKENS = 16
@@ -57,17 +57,6 @@ HEAD_UNIT = 16
 INTERLEAVE = 16
 COLUMNS = 16
 """Packed matrices are padded to a multiple of so many outputs, and to whole groups of 32."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What the layers of one step have in common, filled in once.  Holds what it points to."""
-
-    batch: BatchLayout
-    rope: RopeTable
-    kv_cache: KvArray
-    spec: AttentionSpec
-    task: AttentionBlockTask
 
 
 class Int8Kernels(Kernels):
@@ -86,7 +75,7 @@ class Int8Kernels(Kernels):
         self._pool = self.library.create_pool(num_threads)
         self._linears = Q8Ops(self.library, self._pool)
         self._pages = KvInt8Ops(self.library, self._pool, PAGE_TOKENS)
-        self._step: _Step | None = None
+        self._blocks = LayerBlocks(self.library, self._pool, self._pages)
 
     # -- preparation -------------------------------------------------------------------------
     @property
@@ -110,7 +99,7 @@ class Int8Kernels(Kernels):
             )
         if self.kv_dtype != "int8":
             return float_kv_block(num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype)
-        page = self._page_bytes(num_kv_heads, head_dim)
+        page = self._pages.piece_bytes(num_kv_heads, head_dim)
         if block_size % PAGE_TOKENS:
             raise ConfigError(
                 f"keys and values in int8 need a block_size that is a multiple of {PAGE_TOKENS},"
@@ -179,6 +168,10 @@ class Int8Kernels(Kernels):
         return make_rope_table(inv_freq, max_position=max_position, scaling=scaling)
 
     # -- coarse ops --------------------------------------------------------------------------
+    def one_call(self) -> AbstractContextManager[None]:
+        """Halves of layers asked for inside run at its end, without the interpreter's lock."""
+        return self._blocks.one_call()
+
     def embed(self, table: Table, token_ids: IntArray) -> FloatArray:
         """Rows of the packed `table`, dequantised; [T, H]."""
         packed = as_quantised(table)
@@ -206,52 +199,11 @@ class Int8Kernels(Kernels):
         batch: BatchLayout,
     ) -> FloatArray:
         """x + W_o attention(rope(W_qkv norm(x))); stores this step's keys and values first."""
-        qkv, output = as_quantised(weights.qkv), as_quantised(weights.output)
-        check_floats("x", x, (len(batch.positions), qkv.in_features))
-        check_floats("norm", weights.norm, (qkv.in_features,))
-        for norm in (weights.q_norm, weights.k_norm):
-            if norm is not None:
-                check_floats("head norm", norm, (spec.head_dim,))
-        if not 0 <= layer < kv_cache.shape[1]:
-            raise ValueError(f"layer {layer} is not one of the cache's {kv_cache.shape[1]}")
-        result = aligned_empty(*x.shape)
-        task = self._task(spec, rope, kv_cache, batch)
-        task.x, task.out = x.ctypes.data, result.ctypes.data
-        task.norm = weights.norm.ctypes.data
-        task.qkv, task.qkv_bias = qkv.packed.ctypes.data, pointer(qkv.bias)
-        task.output, task.output_bias = output.packed.ctypes.data, pointer(output.bias)
-        task.store.q_norm, task.store.k_norm = pointer(weights.q_norm), pointer(weights.k_norm)
-        piece = kv_cache.ctypes.data + layer * kv_cache.strides[1]
-        task.store.kv_cache = task.attention.kv_cache = piece
-        self.library.check(
-            self._functions.chairlift_attention_block_q8(self._pool, ctypes.byref(task))
-        )
-        return result
+        return self._blocks.attention(x, weights, spec, rope, kv_cache, layer, batch)
 
     def mlp_block(self, x: FloatArray, weights: MlpWeights, eps: float) -> FloatArray:
         """x + W_down (silu(W_gate norm(x)) * W_up norm(x))."""
-        gate_up, down = as_quantised(weights.gate_up), as_quantised(weights.down)
-        check_floats("x", x, (len(x), gate_up.in_features))
-        check_floats("norm", weights.norm, (gate_up.in_features,))
-        if down.out_features != gate_up.in_features:
-            raise ValueError("the matrices of the MLP do not fit each other")
-        result = aligned_empty(*x.shape)
-        self.library.check(
-            self._functions.chairlift_norm_mlp_q8(
-                self._pool,
-                x.ctypes.data,
-                len(x),
-                weights.norm.ctypes.data,
-                eps,
-                gate_up.packed.ctypes.data,
-                pointer(gate_up.bias),
-                down.packed.ctypes.data,
-                pointer(down.bias),
-                x.ctypes.data,
-                result.ctypes.data,
-            )
-        )
-        return result
+        return self._blocks.mlp(x, weights, eps)
 
     def logits(
         self, x: FloatArray, norm: FloatArray, eps: float, head: Linear, rows: IntArray
@@ -276,106 +228,6 @@ class Int8Kernels(Kernels):
             )
         )
         return result
-
-    def _page_bytes(self, num_kv_heads: int, head_dim: int) -> int:
-        return self._pages.piece_bytes(num_kv_heads, head_dim)
-
-    def _task(
-        self, spec: AttentionSpec, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout
-    ) -> AttentionBlockTask:
-        """The step's task; layers after the first find it as the one before left it."""
-        step = self._step
-        if (
-            step is None
-            or step.batch is not batch
-            or step.rope is not rope
-            or step.kv_cache is not kv_cache
-            or step.spec != spec
-        ):
-            task = self._new_task(spec, rope, kv_cache, batch)
-            step = _Step(batch, rope, kv_cache, spec, task)
-            self._step = step
-        return step.task
-
-    def _new_task(
-        self, spec: AttentionSpec, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout
-    ) -> AttentionBlockTask:
-        check_inputs(spec, rope, batch)
-        kv_dtype: KvDtype = "int8" if kv_cache.dtype == np.uint8 else kv_dtype_of(kv_cache)
-        if kv_dtype == "int8":
-            page = self._page_bytes(spec.num_kv_heads, spec.head_dim)
-            check_pages(kv_cache, page)
-            block_size = kv_cache.shape[2] // page * PAGE_TOKENS
-        else:
-            check_cache(kv_cache, 0, spec.num_kv_heads, spec.head_dim)
-            block_size = kv_cache.shape[3]
-        # Both structures have fields of these names.
-        shared = {
-            "block_stride": kv_cache.strides[0],
-            "num_blocks": len(kv_cache),
-            "num_tokens": len(batch.positions),
-            "block_size": block_size,
-            "num_heads": spec.num_heads,
-            "num_kv_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
-            "kv_type": KV_TYPES[kv_dtype],
-        }
-        store = QkvToCacheTask(
-            struct_size=ctypes.sizeof(QkvToCacheTask),
-            cos=rope.cos.ctypes.data,
-            sin=rope.sin.ctypes.data,
-            positions=batch.positions.ctypes.data,
-            slots=batch.slot_mapping.ctypes.data,
-            max_position=len(rope.cos),
-            rope_dim=spec.rope_dim,
-            rope_interleaved=spec.rope_interleaved,
-            norm_eps=spec.rms_norm_eps,
-            **shared,
-        )
-        attention = AttentionTask(
-            struct_size=ctypes.sizeof(AttentionTask),
-            query_start=batch.query_start.ctypes.data,
-            context_lens=batch.context_lens.ctypes.data,
-            block_tables=batch.block_tables.ctypes.data,
-            num_sequences=len(batch.context_lens),
-            max_blocks=batch.block_tables.shape[1],
-            sliding_window=spec.sliding_window or 0,
-            scale=spec.scale,
-            **shared,
-        )
-        return AttentionBlockTask(
-            struct_size=ctypes.sizeof(AttentionBlockTask), store=store, attention=attention
-        )
-
-
-def check_inputs(spec: AttentionSpec, rope: RopeTable, batch: BatchLayout) -> None:
-    """Raise ValueError unless the step's arrays fit together; the library checks the values."""
-    num_tokens, num_sequences = len(batch.positions), len(batch.context_lens)
-    check_array("cos", rope.cos, np.float32, (None, spec.rope_dim // 2))
-    check_array("sin", rope.sin, np.float32, rope.cos.shape)
-    check_array("positions", batch.positions, np.int32, (None,))
-    check_array("slot_mapping", batch.slot_mapping, np.int64, (num_tokens,))
-    check_array("query_start", batch.query_start, np.int32, (num_sequences + 1,))
-    check_array("context_lens", batch.context_lens, np.int32, (None,))
-    check_array("block_tables", batch.block_tables, np.int32, (num_sequences, None))
-
-
-def check_pages(kv_cache: KvArray, page: int) -> None:
-    """Raise ValueError unless the cache has dense pieces of whole pages of so many bytes."""
-    if kv_cache.dtype != np.uint8 or kv_cache.ndim != 3 or kv_cache.shape[2] % page:
-        raise ValueError(
-            f"kv_cache must be uint8 [.., .., pages of {page}], not {kv_cache.dtype}"
-            f" {kv_cache.shape}"
-        )
-    if kv_cache.strides[2] != 1:
-        raise ValueError("kv_cache must have dense pieces")
-
-
-def as_quantised(linear: Table) -> QuantizedLinear:
-    """Raises TypeError if another backend prepared it."""
-    if not isinstance(linear, QuantizedLinear):
-        raise TypeError(f"this matrix was prepared by another backend: {type(linear).__name__}")
-    return linear
 
 
 def stack_grouped(

@@ -88,20 +88,3 @@ class AttentionTask(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("kv_type", ctypes.c_int32),
     )
-
-
-class AttentionBlockTask(ctypes.Structure):
-    """`chairlift_attention_block`."""
-
-    _fields_ = (
-        ("struct_size", SIZE),
-        ("x", POINTER),
-        ("out", POINTER),
-        ("norm", POINTER),
-        ("qkv", POINTER),
-        ("qkv_bias", POINTER),
-        ("output", POINTER),
-        ("output_bias", POINTER),
-        ("store", QkvToCacheTask),
-        ("attention", AttentionTask),
-    )

@@ -97,7 +97,7 @@ SIGNATURES = {
         ctypes.c_int32,
         (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, SIZE, FLOATS),
     ),
-    "chairlift_attention_block_q8": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)),
+    "chairlift_run_blocks": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p, SIZE)),
     "chairlift_quantize_rows": (
         ctypes.c_int32,
         (ctypes.c_void_p, FLOATS, SIZE, SIZE, SIZE, ctypes.c_void_p),

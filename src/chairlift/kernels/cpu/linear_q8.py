@@ -208,6 +208,13 @@ class Q8Ops:
         return rate
 
 
+def as_quantised(linear: object) -> QuantizedLinear:
+    """Raises TypeError if another backend prepared it."""
+    if not isinstance(linear, QuantizedLinear):
+        raise TypeError(f"this matrix was prepared by another backend: {type(linear).__name__}")
+    return linear
+
+
 def pointer(array: FloatArray | None) -> int | None:
     return None if array is None else array.ctypes.data
 

@@ -14,9 +14,9 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu import library as library_module
+from chairlift.kernels.cpu.block_tasks import AttentionBlockTask, BlockTask, MlpBlockTask
 from chairlift.kernels.cpu.kv_tasks import (
     KV_TYPES,
-    AttentionBlockTask,
     AttentionTask,
     KvToCacheTask,
     QkvToCacheTask,
@@ -127,6 +127,8 @@ def test_every_function_of_the_header_is_bound() -> None:
         ("qkv_to_cache", QkvToCacheTask),
         ("attention", AttentionTask),
         ("attention_block", AttentionBlockTask),
+        ("mlp_block", MlpBlockTask),
+        ("block", BlockTask),
         ("grouped_weights", GroupedWeightsStruct),
     ],
 )
