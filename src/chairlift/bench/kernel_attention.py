@@ -1,7 +1,7 @@
-"""Attention of a step alone, over a cache of bytes and over one of float32.
+"""Attention of a step alone, over a cache of bytes and over those of floats.
 
 The limits are reading every key and value once, and the products: on bytes three for each element
-of a query-key pair, since weights of 16 bits take two to meet a value; in float32 two.
+of a query-key pair, since weights of 16 bits take two to meet a value; on floats two.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from chairlift.kernels.interface import (
     KvArray,
     RopeTable,
 )
+from chairlift.kernels.kv_dtype import FLOAT_STORAGE, KvDtype, to_stored
 from chairlift.models.model_config import ModelConfig
 from chairlift.runner.kv_cache import KVCache
 
@@ -80,14 +81,15 @@ def int8_attention_groups(shapes: StepShapes, ops: RecordedOps) -> list[CaseGrou
     ]
 
 
-def float32_attention_groups(shapes: StepShapes, kernels: NativeKernels) -> list[CaseGroup]:
-    """The same in float32."""
+def float_attention_groups(shapes: StepShapes, num_threads: int) -> list[CaseGroup]:
+    """The same in float32 arithmetic, over each form of floats that a cache may have."""
     return [
         CaseGroup(
-            family="attention float32",
+            family=f"attention {kv_dtype}",
             num_cases=1,
-            build=partial(_float32_case, shapes, step, kernels),
+            build=partial(_float_case, shapes, step, kv_dtype, num_threads),
         )
+        for kv_dtype in FLOAT_STORAGE
         for step in attention_steps(shapes.config)
     ]
 
@@ -187,10 +189,11 @@ def int8_ring(shapes: StepShapes, ops: RecordedOps, step: AttentionStep) -> Laye
     return ring
 
 
-def float32_ring(shapes: StepShapes, kernels: NativeKernels, step: AttentionStep) -> LayerRing:
-    """The same in float32; every block holds the same numbers."""
+def float_ring(shapes: StepShapes, kernels: NativeKernels, step: AttentionStep) -> LayerRing:
+    """The same in floats; every block holds the same numbers."""
     ring = _empty_ring(shapes, kernels, step, 4.0)
-    ring.cache[:] = np.random.default_rng(1).standard_normal(ring.cache.shape[2:], np.float32)
+    block = np.random.default_rng(1).standard_normal(ring.cache.shape[2:], np.float32)
+    ring.cache[:] = to_stored(block, ring.cache.dtype)
     return ring
 
 
@@ -229,11 +232,11 @@ def _int8_case(shapes: StepShapes, step: AttentionStep, ops: RecordedOps) -> Ite
     yield _case(shapes, step, work, call)
 
 
-def _float32_case(
-    shapes: StepShapes, step: AttentionStep, kernels: NativeKernels
+def _float_case(
+    shapes: StepShapes, step: AttentionStep, kv_dtype: KvDtype, num_threads: int
 ) -> Iterator[KernelCase]:
-    spec = attention_spec(shapes.config)
-    ring = float32_ring(shapes, kernels, step)
+    spec, kernels = attention_spec(shapes.config), NativeKernels(num_threads, kv_dtype)
+    ring = float_ring(shapes, kernels, step)
     layout = step_layout(step)
     query = random_qkv(spec, step.num_tokens).reshape(step.num_tokens, -1, spec.head_dim)
     query = np.ascontiguousarray(query[:, : spec.num_heads])

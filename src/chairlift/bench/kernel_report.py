@@ -15,7 +15,6 @@ from chairlift.bench.kernel_shapes import StepShapes
 from chairlift.bench.kernel_timing import KernelResult
 from chairlift.bench.machine_facts import machine_facts
 from chairlift.bench.machine_limits import UNITS, Rates, median_rates
-from chairlift.kernels.cpu.library import NativeLibrary
 
 HEADER = (
     f"{'kernel':31}{'rows':>5}{'ms':>10}{'rate':>9}{'limit':>9} {'':6}"
@@ -110,8 +109,3 @@ class KernelReport:
         for family, shares in families.items():
             parts = ", ".join(f"{share.at}: {share.share:.0%}" for share in shares)
             yield f"  {family:24} {parts}"
-
-
-def title(shapes: StepShapes, library: NativeLibrary, num_threads: int) -> str:
-    """What is about to be timed."""
-    return f"{shapes.model}: {library.isa}, {num_threads} threads"

@@ -24,7 +24,7 @@ from chairlift.bench.kernel_attention import (
     AttentionStep,
     LayerRing,
     attention_spec,
-    float32_ring,
+    float_ring,
     int8_ring,
     random_qkv,
     random_rope,
@@ -163,7 +163,7 @@ def _float32_stores(
 
     for count in rows:
         step = _storing_step(count)
-        ring = float32_ring(shapes, kernels, step)
+        ring = float_ring(shapes, kernels, step)
         yield _store_case(shapes, step, ring, call_of(ring, step), passes=0)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chairlift.bench.kernel_attention import float32_attention_groups, int8_attention_groups
+from chairlift.bench.kernel_attention import float_attention_groups, int8_attention_groups
 from chairlift.bench.kernel_case import CaseGroup, KernelCase
 from chairlift.bench.kernel_gemm import float32_groups, int8_groups
 from chairlift.bench.kernel_row_ops import float32_row_groups, int8_row_groups
@@ -73,7 +73,7 @@ def all_groups(
     kernels = NativeKernels(num_threads)
     float32 = [
         *float32_groups(shapes, kernels, plan.rows),
-        *float32_attention_groups(shapes, kernels),
+        *float_attention_groups(shapes, num_threads),
         *float32_row_groups(shapes, kernels, plan.row_op_rows),
     ]
     ops = RecordedOps(num_threads)

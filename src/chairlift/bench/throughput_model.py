@@ -118,7 +118,9 @@ class SimulatedExecutor:
         items = output.scheduled
         sampled = [item.request_id for item in items if item.is_sampling]
         if items:
-            pairs = sum(_pairs(item.num_computed_tokens, item.num_new_tokens) for item in items)
+            pairs = sum(
+                query_key_pairs(item.num_computed_tokens, item.num_new_tokens) for item in items
+            )
             self._clock.advance(self._model.step_s(output.num_tokens, pairs, len(sampled)))
         return SimulatedStep(
             RunnerOutput(sampled={request_id: SampledToken(token_id=0) for request_id in sampled})
@@ -140,7 +142,7 @@ def _features(record: StepRecord) -> tuple[float, ...]:
     return (1.0, num_tokens, record.attention_pairs, record.num_sampled_tokens)
 
 
-def _pairs(num_computed: int, num_new: int) -> int:
+def query_key_pairs(num_computed: int, num_new: int) -> int:
     """Each new token attends to all before it and to itself."""
     return num_new * num_computed + num_new * (num_new + 1) // 2
 

@@ -11,7 +11,11 @@ from chairlift.cli.dataclass_options import Values, with_options
 from chairlift.config import EngineConfig
 
 if TYPE_CHECKING:
+    from chairlift.bench.kernel_case import CaseGroup
+    from chairlift.bench.kernel_report import KernelReport
     from chairlift.bench.kernel_shapes import StepShapes
+    from chairlift.bench.kernel_timing import TimingPlan
+    from chairlift.bench.machine_limits import LimitMeter
 
 
 @with_options(EngineConfig, only=("threads",))
@@ -33,20 +37,11 @@ def kernels(
     engine: Values,
 ) -> None:
     """Rate, limit and share of every kernel and shape of a step, the limits measured beside it."""
-    from chairlift.bench.kernel_report import HEADER, KernelReport, result_line, title
-    from chairlift.bench.kernel_timing import (
-        QUICK_PLAN,
-        KernelResult,
-        TimingPlan,
-        all_groups,
-        time_groups,
-    )
+    from chairlift.bench.kernel_timing import QUICK_PLAN, TimingPlan, all_groups
     from chairlift.bench.machine_limits import LimitMeter
-    from chairlift.cli.progress_line import progress_line
     from chairlift.cli.result_files import check_writable, write_json
     from chairlift.cli.terminal import note, note_load, show
     from chairlift.engine.resolved_config import choose_num_threads
-    from chairlift.errors import ConfigError
     from chairlift.machine import inspect_machine
 
     asked = EngineConfig(**engine)
@@ -59,15 +54,31 @@ def kernels(
     groups, without_int8 = all_groups(shapes, meter.num_threads, plan)
     if without_int8 is not None:
         note(f"float32 only: {without_int8}")
-    chosen = [group for group in groups if only in group.family]
-    if not chosen:
-        names = ", ".join(dict.fromkeys(group.family for group in groups))
-        raise ConfigError(f"no family has {only!r} in its name: {names}", field="only")
-    show(title(shapes, meter.library, meter.num_threads))
+    groups = _chosen(groups, only)
+    show(f"{shapes.model}: {meter.library.isa}, {meter.num_threads} threads")
+    report = _time(shapes, groups, meter, plan, without_int8)
+    show("\n" + report.summary())
+    if json_path is not None:
+        write_json(report.to_json(), json_path)
+
+
+def _time(
+    shapes: StepShapes,
+    groups: list[CaseGroup],
+    meter: LimitMeter,
+    plan: TimingPlan,
+    without_int8: str | None,
+) -> KernelReport:
+    """Each line as it is known."""
+    from chairlift.bench.kernel_report import HEADER, KernelReport, result_line
+    from chairlift.bench.kernel_timing import KernelResult, time_groups
+    from chairlift.cli.progress_line import progress_line
+    from chairlift.cli.terminal import show
+
     results: list[KernelResult] = []
-    with progress_line(sum(group.num_cases for group in chosen)) as line:
-        line.show(chosen[0].family)
-        for result in time_groups(chosen, meter, plan):
+    with progress_line(sum(group.num_cases for group in groups)) as line:
+        line.show(groups[0].family)
+        for result in time_groups(groups, meter, plan):
             line.clear()
             if not results or results[-1].family != result.family:
                 show(f"\n{result.family}\n{HEADER}")
@@ -75,16 +86,24 @@ def kernels(
             show(result_line(result))
             line.advance()
             line.show(result.family)
-    report = KernelReport(
+    return KernelReport(
         shapes=shapes,
         isa=meter.library.isa,
         num_threads=meter.num_threads,
         results=tuple(results),
         without_int8=without_int8,
     )
-    show("\n" + report.summary())
-    if json_path is not None:
-        write_json(report.to_json(), json_path)
+
+
+def _chosen(groups: list[CaseGroup], only: str) -> list[CaseGroup]:
+    """Raises `ConfigError` if no family has `only` in its name."""
+    from chairlift.errors import ConfigError
+
+    chosen = [group for group in groups if only in group.family]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(group.family for group in groups))
+        raise ConfigError(f"no family has {only!r} in its name: {names}", field="only")
+    return chosen
 
 
 def _shapes(model: str | None) -> StepShapes:

@@ -110,7 +110,7 @@ def _measure(
 
 def _compare(asked: EngineConfig, prompts: RandomPrompts, rounds: int) -> dict[str, Any]:
     from chairlift.bench.bench_plan import STATIC_BATCH_SIZE
-    from chairlift.bench.effective_batch import compare_throughput
+    from chairlift.bench.policy_ratio import compare_throughput
     from chairlift.bench.random_prompts import load_for_prompts
     from chairlift.cli.terminal import note, show
 

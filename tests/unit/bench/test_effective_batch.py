@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chairlift.bench.drive import OpenLoop
-from chairlift.bench.effective_batch import (
-    effective_batch,
-    policy_ratio,
-    prefill_share,
-)
+from chairlift.bench.effective_batch import effective_batch, prefill_share
+from chairlift.bench.policy_ratio import policy_ratio
 from chairlift.bench.policy_run import PolicyRun
 from chairlift.bench.throughput_model import StepTimeModel, predict
 from chairlift.bench.workload import uniform_workload

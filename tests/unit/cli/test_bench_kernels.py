@@ -33,8 +33,8 @@ def test_every_kernel_has_a_rate_a_limit_and_a_share(kernels, tmp_path: Path) ->
     written = json.loads(path.read_text())
     assert set(written["limits"]) == {"int8 dot", "fp32 FMA", "memory read"}
     assert written["num_threads"] == 1 and written["without_int8"] is None
-    # 5 matrices and the MLP in 3 modes at 2 numbers of rows; attention; 3 ops in 2 modes.
-    assert len(written["cases"]) == 6 * 3 * 2 + 4 * 2 + 3 * 2
+    # 5 matrices and the MLP in 3 modes with 2 and 3 rows; 4 caches; 3 ops in 2 modes.
+    assert len(written["cases"]) == 6 * 3 * 2 + 4 * 4 + 3 * 2
     for case in written["cases"]:
         assert case["seconds"] > 0 and case["rate"] > 0 and case["limit_rate"] > 0
         assert case["share"] == pytest.approx(case["bound_seconds"] / case["seconds"])
