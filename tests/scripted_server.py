@@ -176,10 +176,12 @@ def serving(script: Script, **routes: Callable[[Json], Any]) -> Iterator[Scripte
     """A server on a free port of this machine.  `tokenize=f` is the path /tokenize."""
     server = ScriptedServer(script, {**MODELS, **{f"/{name}": f for name, f in routes.items()}})
     loop = asyncio.new_event_loop()
-    listening = loop.run_until_complete(asyncio.start_server(server.handle, "127.0.0.1", 0))
-    server.base_url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
+    starting = asyncio.start_server(server.handle, "127.0.0.1", 0)
+    listening = asyncio.run_coroutine_threadsafe(starting, loop).result(10)
+    host, port = listening.sockets[0].getsockname()
+    server.base_url = f"http://{host}:{port}"
     try:
         yield server
     finally:

@@ -12,8 +12,8 @@ from chairlift.errors import ConfigError
 MAX_TOKENS = 10_000_000
 """What no context reaches: a typing mistake."""
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_LOGNORMAL = re.compile(r"lognormal:([\d.]+),([\d.]+)(?:,(\d+)-(\d+))?")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_LOGNORMAL = re.compile(r"lognormal:([0-9.]+),([0-9.]+)(?:,([0-9]+)-([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
