@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.bench.serve.http_answer import (
@@ -46,6 +46,7 @@ def test_whole_and_byte_by_byte(name: str) -> None:
         assert found == body and reader.is_complete
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.binary(min_size=1, max_size=30), max_size=6), st.data())
 def test_any_chunks_in_any_packets(chunks: list[bytes], data: st.DataObject) -> None:
     whole = CHUNKED + b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in chunks) + b"0\r\n\r\n"
