@@ -140,7 +140,9 @@ def main() -> None:
     )
     print(report.text())
     client, chunks = report.run.client, report.metrics.total_output_tokens
-    print(f"\nchairlift: {client.cpu_share:.2%} of a core, {1e6 * client.cpu_s / chunks:.1f} us/chunk")
+    print(
+        f"\nchairlift: {client.cpu_share:.2%} of a core, {1e6 * client.cpu_s / chunks:.1f} us/chunk"
+    )
     try:
         start_s, start_cpu_s = time.monotonic(), time.process_time()
         seen = asyncio.run(

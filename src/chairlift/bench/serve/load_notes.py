@@ -10,7 +10,8 @@ from chairlift.bench.serve.load_metrics import LoadMetrics
 LONG_DRAIN_SHARE = 0.25
 FULL_SHARE = 0.95
 HELD_BACK_MS = 100.0
-MUCH_CACHED_SHARE = 0.1
+MUCH_CACHED_SHARE = 0.5
+"""A chat template that all requests share is less, but for very short prompts."""
 
 
 def notes_about(config: LoadConfig, metrics: LoadMetrics) -> list[str]:

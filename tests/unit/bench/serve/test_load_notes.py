@@ -70,7 +70,7 @@ def test_a_long_drain_unless_all_was_sent_at_once() -> None:
     ("changes", "message"),
     [
         ({"is_counted_by_server": False}, "the server sent no usage"),
-        ({"num_cached_tokens": 5}, "50% of the prompt tokens came from the server's prefix cache"),
+        ({"num_cached_tokens": 6}, "60% of the prompt tokens came from the server's prefix cache"),
         ({"num_output_tokens_asked": 9}, "answers were shorter than asked for (60 of 180 tokens)"),
     ],
 )
