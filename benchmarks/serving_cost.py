@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", metavar="WORKLOAD or OPTION=VALUE")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     options = [word for word in asked.words if "=" in word]
     workloads = [word for word in asked.words if "=" not in word] or WORKLOADS
     model = str(resolve_model(asked.model, progress=True))

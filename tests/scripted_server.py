@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -172,16 +173,18 @@ MODELS = {"/v1/models": lambda body: {"data": [{"id": "scripted"}]}}
 
 
 @contextmanager
-def serving(script: Script, **routes: Callable[[Json], Any]) -> Iterator[ScriptedServer]:
+def serving(
+    script: Script, *, tls: ssl.SSLContext | None = None, **routes: Callable[[Json], Any]
+) -> Iterator[ScriptedServer]:
     """A server on a free port of this machine.  `tokenize=f` is the path /tokenize."""
     server = ScriptedServer(script, {**MODELS, **{f"/{name}": f for name, f in routes.items()}})
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    starting = asyncio.start_server(server.handle, "127.0.0.1", 0)
+    starting = asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=tls)
     listening = asyncio.run_coroutine_threadsafe(starting, loop).result(10)
     host, port = listening.sockets[0].getsockname()
-    server.base_url = f"http://{host}:{port}"
+    server.base_url = f"{'https' if tls else 'http'}://{host}:{port}"
     try:
         yield server
     finally:

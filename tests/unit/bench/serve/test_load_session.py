@@ -79,30 +79,45 @@ def test_two_runs_of_a_seed_send_the_same_bytes() -> None:
     assert sent[0] == sent[1] and len(set(sent[0])) == 6
 
 
+class Crowd:
+    """A script that holds its first answers back until `wanted` requests are there at once."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.at_once = self.peak = 0
+        self.is_complete = asyncio.Event()
+
+    async def __call__(self, exchange: Exchange) -> None:
+        self.at_once += 1
+        self.peak = max(self.peak, self.at_once)
+        if self.at_once == self.wanted:
+            self.is_complete.set()
+        await self.is_complete.wait()
+        await tokens()(exchange)
+        self.at_once -= 1
+
+
 def test_a_closed_loop_keeps_its_clients_busy_and_no_more() -> None:
-    at_once = [0, 0]
-
-    async def script(exchange: Exchange) -> None:
-        at_once[0] += 1
-        at_once[1] = max(at_once)
-        await tokens(first_s=0.02)(exchange)
-        at_once[0] -= 1
-
-    assert len(measure_script(script, num_prompts=20, max_concurrency=4).metrics.completed) == 20
-    assert at_once[1] == 4
+    crowd = Crowd(4)
+    report = measure_script(after_first(tokens(), crowd), num_prompts=20, max_concurrency=4)
+    assert len(report.metrics.completed) == 20
+    assert crowd.peak == report.metrics.in_flight.peak == 4
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
-    """Latencies count from the intended time, also behind a limit: nothing is omitted."""
-    script = tokens(first_s=0.1)
-    free = measure_script(script, request_rate=200.0)
-    assert free.metrics.in_flight.peak == 6
-    held = measure_script(script, request_rate=200.0, max_concurrency=1)
-    last = held.run.records[-1]
+    """Nobody gets one before all six have asked."""
+    report = measure_script(after_first(tokens(), Crowd(6)), request_rate=50.0)
+    assert len(report.metrics.completed) == 6 and report.metrics.in_flight.peak == 6
+
+
+def test_waiting_for_a_place_is_not_omitted() -> None:
+    """Latencies count from the intended time, also behind a limit of the client's."""
+    report = measure_script(tokens(first_s=0.1), request_rate=200.0, max_concurrency=1)
+    last = report.run.records[-1]
     assert last.intended_s == pytest.approx(6 / 200.0)
     assert last.ttft_ms is not None and last.ttft_ms >= 6 * 100 - 31
     assert last.sent_s - last.intended_s >= 0.4
-    assert "--max-concurrency 1 held requests back" in held.text()
+    assert "--max-concurrency 1 held requests back" in report.text()
 
 
 def test_a_busy_client_is_called_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

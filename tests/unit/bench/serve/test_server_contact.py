@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,3 +167,33 @@ def test_a_failing_warm_up_ends_it() -> None:
 
     with serving(script) as server, pytest.raises(ServerError, match="too cold"):
         measure(server, num_warmups=2)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Key and self-signed certificate in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes a certificate, is not installed")
+    path: Path = tmp_path_factory.mktemp("certificate") / "both.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", path, "-out",
+         path.with_suffix(".crt"), "-days", "2", "-subj", "/CN=bench",
+         "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
+    return path
+
+
+def test_https_only_with_a_certificate_that_is_trusted(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    with serving(tokens(), tls=tls) as server:
+        assert server.base_url.startswith("https://")
+        with pytest.raises(ServerError, match="certificate verify failed"):
+            measure(server)
+        assert not server.seen
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert len(measure(server).metrics.completed) == 2
