@@ -13,7 +13,9 @@ import asyncio
 import json
 import multiprocessing
 import time
+from collections.abc import Coroutine
 from multiprocessing.connection import Connection
+from typing import Any
 
 from chairlift.bench.serve.load_config import LoadConfig
 from chairlift.bench.serve.load_session import measure_server
@@ -114,6 +116,15 @@ async def with_aiohttp(url: str, num_requests: int, streams: int, num_tokens: in
     return len(times)
 
 
+def on_best_loop(client: Coroutine[Any, Any, int]) -> int:
+    """As the load generator does."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(client)
+    return uvloop.run(client)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--streams", type=int, default=128)
@@ -145,7 +156,7 @@ def main() -> None:
     )
     try:
         start_s, start_cpu_s = time.monotonic(), time.process_time()
-        seen = asyncio.run(
+        seen = on_best_loop(
             with_aiohttp(
                 f"{url}/v1/completions", num_requests, arguments.streams, arguments.output_len
             )

@@ -33,7 +33,7 @@ THIRD_PARTY = {
     "weights": {"numpy", "huggingface_hub"},
     "tokenizer": {"tokenizers", "jinja2"},
     "engine": {"tqdm"},
-    "bench": {"numpy", "matplotlib", "rich"},
+    "bench": {"numpy", "matplotlib", "rich", "uvloop"},
     "cli": {"typer", "click", "rich"},
     "": set(),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol, cast
 
 from chairlift.bench.serve.event_stream import EventStreamError
@@ -84,7 +85,7 @@ class HttpConnection(asyncio.Protocol):
         if self._receiver is None:  # nobody has asked
             self.close()
             return
-        now_s = self._loop.time()
+        now_s = time.monotonic()  # a loop's own time may stand still while it works
         reader, is_new = self._reader, self._reader.head is None
         try:
             body = reader.feed(data)

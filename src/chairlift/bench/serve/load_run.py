@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ class LoadRunner:
         gc.freeze()  # the plan is large and stays: looking through it again would stop the loop
         watch = ClientWatch()
         watch.start()
-        self._start_s = asyncio.get_running_loop().time()
+        self._start_s = time.monotonic()
         reporting = asyncio.create_task(self._report())
         try:
             await (self._run_closed() if self._is_closed_loop else self._run_open())
@@ -160,7 +161,7 @@ class LoadRunner:
         return record
 
     def _now_s(self) -> float:
-        return asyncio.get_running_loop().time() - self._start_s
+        return time.monotonic() - self._start_s
 
     async def _report(self) -> None:
         while self._on_progress is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from chairlift.bench.serve.http_client import HttpClient, allow_open_connections
 from chairlift.bench.serve.load_config import LoadConfig
@@ -26,7 +27,17 @@ def measure_server(
     Raises `ConfigError` and `ServerError` before anything is measured; requests that fail are
     part of the report.
     """
-    return asyncio.run(_measure(config, note, on_progress))
+    return _run(_measure(config, note, on_progress))
+
+
+def _run(measuring: Coroutine[Any, Any, LoadReport]) -> LoadReport:
+    """On uvloop where it is installed: a chunk costs half as much there."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(measuring)
+    report: LoadReport = uvloop.run(measuring)
+    return report
 
 
 async def _measure(

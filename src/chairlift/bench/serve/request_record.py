@@ -72,7 +72,7 @@ def record_of(
     sent_s: float,
     finished_s: float,
 ) -> RequestRecord:
-    """`start_s` is the loop's time at the start of the run; the other times count from it."""
+    """`start_s` is `time.monotonic` at the start of the run; the other times count from it."""
     usage = answer.usage or {}
     completion = _count(usage.get("completion_tokens"))
     details = usage.get("prompt_tokens_details")

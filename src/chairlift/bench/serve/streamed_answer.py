@@ -16,7 +16,7 @@ _TEXT_KEYS = ("content", "reasoning_content", "reasoning")
 
 
 class StreamedAnswer:
-    """A `Receiver` for /v1/completions and /v1/chat/completions.  Times are the loop's."""
+    """A `Receiver` for /v1/completions and /v1/chat/completions.  Times: `time.monotonic`."""
 
     def __init__(self) -> None:
         self.text_times_s: list[float] = []

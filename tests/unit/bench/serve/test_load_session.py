@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,13 @@ def test_latencies_are_those_of_the_script(endpoint: str) -> None:
     assert metrics.in_flight.peak == 3 and 1.0 < metrics.in_flight.mean <= 3.0
     assert metrics.answering.mean < metrics.in_flight.mean
     assert report.run.duration_s >= 2 * 0.189
+
+
+def test_without_uvloop_the_loop_of_the_standard_library_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert len(measure_script(tokens(gap_s=0.01)).metrics.completed) == 6
 
 
 def test_the_model_is_the_first_that_the_server_lists() -> None:
