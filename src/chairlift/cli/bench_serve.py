@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +52,12 @@ def serve(
     for path in (output_json, plot_path, result_dir / "x" if save_result else None):
         if path is not None:
             check_writable(path)
-    report = measure_server(config, note=note, on_progress=lambda p: note(_progress_text(p)))
+    is_watched = sys.stderr.isatty()
+    report = measure_server(
+        config,
+        note=note,
+        on_progress=(lambda progress: note(_progress_text(progress))) if is_watched else None,
+    )
     show(report.text())
     paths = [output_json, result_dir / _file_name(report) if save_result else None]
     for path in paths:
