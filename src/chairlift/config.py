@@ -10,6 +10,7 @@ field is its help text on the command line and in the documentation.
 | CHAIRLIFT_ISA | instruction set of native kernels: scalar, avx2, avx2_vnni, avx512, or one for |
 | | floats and one for bytes (avx512+avx2_vnni); else a measurement chooses |
 | CHAIRLIFT_LIBRARY | path of the native kernel library, for runs from a source tree |
+| OPENAI_API_KEY | the key that `chairlift bench serve` sends, unless it is given one |
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ THIRD_PARTY = {
     "weights": {"numpy", "huggingface_hub"},
     "tokenizer": {"tokenizers", "jinja2"},
     "engine": {"tqdm"},
-    "bench": {"numpy", "matplotlib", "rich"},
+    "bench": {"numpy", "matplotlib", "rich", "uvloop"},
     "cli": {"typer", "click", "rich"},
     "": set(),
 }
@@ -84,6 +84,17 @@ def test_rooms_import_only_their_packages(path: Path) -> None:
     for name, line in imports(path):
         top = name.split(".")[0]
         assert top in sys.stdlib_module_names or top in allowed, f"{path}:{line} imports {name}"
+
+
+def test_the_load_generator_knows_servers_by_http_only() -> None:
+    for path in sorted((PACKAGE / "bench" / "serve").glob("*.py")):
+        for name, line in imports(path):
+            is_own = (
+                name.startswith("chairlift.bench.serve.") or name == "chairlift.bench.text_table"
+            )
+            is_level_0 = name.startswith("chairlift") and not room_of_import(name)
+            is_foreign = not name.startswith("chairlift")
+            assert is_own or is_level_0 or is_foreign, f"{path}:{line} imports {name}"
 
 
 def test_every_room_has_a_level() -> None:

@@ -1,4 +1,4 @@
-"""`chairlift bench`: measurements on this machine: batching policies, accuracy of kernels."""
+"""`chairlift bench`: batching policies and accuracy on this machine, and load on a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from chairlift.cli import bench_kernels, bench_latency, bench_throughput
+from chairlift.cli import bench_kernels, bench_latency, bench_serve, bench_throughput
 from chairlift.cli.dataclass_options import Values, with_options
 from chairlift.config import EngineConfig
 
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 TEXT = Path("tests/data/public_domain_text.txt")
 """In a checkout: an installation has no text, and names one."""
 
-app = typer.Typer(help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=False)
+app = typer.Typer(
+    help="Measure: this machine, or a server.", rich_markup_mode=None, no_args_is_help=False
+)
 app.command("throughput")(bench_throughput.throughput)
 app.command("latency")(bench_latency.latency)
 app.command("kernels")(bench_kernels.kernels)
+app.command("serve")(bench_serve.serve)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,1 @@
+"""Load over HTTP: knows servers by their OpenAI-compatible API only, and imports no engine."""
