@@ -26,6 +26,7 @@ SchedulingPolicyName = Literal["fcfs", "priority"]
 PreemptionModeName = Literal["auto", "recompute", "swap"]
 KernelsName = Literal["auto", "native", "int8", "reference"]
 KvCacheDtypeName = Literal["auto", "int8", "float16", "bfloat16", "float32", "fp16", "bf16", "fp32"]
+QuantComputeName = Literal["auto", "exact", "fast"]
 PresetName = Literal["latency", "throughput"]
 
 MIN_MEMORY_SHARE = 0.01
@@ -102,6 +103,10 @@ class EngineConfig:
     kv_cache_dtype: KvCacheDtypeName = "auto"
     """What keys and values are stored as: int8 (int8 kernels only), float16, bfloat16 or float32;
     fp16, bf16 and fp32 mean the same.  auto: int8 for the int8 kernels, else float32."""
+    quant_compute: QuantComputeName = "auto"
+    """How the int8 kernels multiply.  exact: the file's codes and scales; fast: weights in bytes
+    again, one scale per output: quicker for many requests at once, less so for one, and less exact.
+    auto: exact."""
     tensor_parallel_size: int = 1
     """Devices to split the model over; only 1 for now."""
     enforce_eager: bool = False
@@ -174,6 +179,7 @@ _CHOICES = {
     "scheduling_policy": SchedulingPolicyName,
     "kernels": KernelsName,
     "kv_cache_dtype": KvCacheDtypeName,
+    "quant_compute": QuantComputeName,
     "preset": PresetName,
 }
 

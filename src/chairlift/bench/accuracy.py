@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,57 +21,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.bench.kernel_mode import FLOAT32_KERNELS, AccuracyBounds, KernelMode
 from chairlift.bench.machine_facts import machine_facts
 from chairlift.bench.text_table import text_table
-from chairlift.config import EngineConfig, KernelsName, KvCacheDtypeName
+from chairlift.config import EngineConfig
 from chairlift.core.scheduler_output import ScheduledRequest
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.errors import ConfigError
 from chairlift.kernels.interface import FloatArray, IntArray
-from chairlift.kernels.kv_dtype import KvDtype
-from chairlift.kernels.registry import choose_kv_dtype
 from chairlift.runner.forward_batch import build_layout
 from chairlift.runner.memory import LOGIT_ROWS
 from chairlift.tokenizer.tokenizer import Tokenizer
 
 WINDOW_TOKENS = 512
-FLOAT32_KERNELS: tuple[KernelsName, ...] = ("native", "reference")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccuracyBounds:
-    """What a mode must keep to."""
-
-    max_perplexity_change: float
-    """Relative; one-sided, as a lower perplexity is no fault."""
-    min_agreement: float
-
-
-FLOAT32_BOUNDS = AccuracyBounds(max_perplexity_change=0.0001, min_agreement=0.999)
-"""The same arithmetic in another order."""
-QUANTIZED_BOUNDS = AccuracyBounds(max_perplexity_change=0.003, min_agreement=0.97)
-"""The file's own weights; activations, keys and values in 8 bits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelMode:
-    """What decides about the last bits of a model's logits."""
-
-    kernels: KernelsName
-    kv_cache_dtype: KvCacheDtypeName = "auto"
-
-    @property
-    def kv_dtype(self) -> KvDtype:
-        """Raises `ConfigError` if these kernels have no such cache."""
-        return choose_kv_dtype(self.kernels, self.kv_cache_dtype)
-
-    @property
-    def bounds(self) -> AccuracyBounds:
-        is_float32 = self.kernels in FLOAT32_KERNELS and self.kv_dtype == "float32"
-        return FLOAT32_BOUNDS if is_float32 else QUANTIZED_BOUNDS
-
-    def __str__(self) -> str:
-        return f"{self.kernels}, {self.kv_dtype} KV"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,6 +100,13 @@ class AccuracyReport:
         is_close = self.tally.perplexity_change <= self.bounds.max_perplexity_change
         return is_close and self.tally.agreement >= self.bounds.min_agreement
 
+    @property
+    def title(self) -> str:
+        return (
+            f"{self.tally.num_predictions} predictions in {self.num_windows} windows of"
+            f" {self.window_tokens} tokens"
+        )
+
     def text(self) -> str:
         tally, bounds = self.tally, self.bounds
         rows = [
@@ -155,13 +124,9 @@ class AccuracyReport:
                 f"at least {bounds.min_agreement:.1%}",
             ),
         ]
-        title = (
-            f"{tally.num_predictions} predictions in {self.num_windows} windows of"
-            f" {self.window_tokens} tokens"
-        )
         table = text_table(("", str(self.against), str(self.mode), "bound"), rows)
         verdict = "passed" if self.passed else "FAILED"
-        return "\n".join([title, "", table, "", f"{self.mode}: {verdict}"])
+        return "\n".join([self.title, "", table, "", f"{self.mode}: {verdict}"])
 
     def to_json(self) -> dict[str, Any]:
         tally = self.tally
@@ -170,6 +135,7 @@ class AccuracyReport:
             "model": self.model,
             "kernels": self.mode.kernels,
             "kv_cache_dtype": self.mode.kv_dtype,
+            "quant_compute": self.mode.compute,
             "against": self.against.kernels,
             "num_windows": self.num_windows,
             "window_tokens": self.window_tokens,
@@ -193,7 +159,8 @@ def check_modes(mode: KernelMode, against: KernelMode) -> None:
         )
     if mode.kernels == "auto":
         raise ConfigError("kernels must name the mode to measure, not 'auto'", field="kernels")
-    if (mode.kernels, mode.kv_dtype) == (against.kernels, against.kv_dtype):
+    found = (mode.kernels, mode.kv_dtype, mode.compute)
+    if found == (against.kernels, against.kv_dtype, against.compute):
         raise ConfigError(
             f"kernels and against are both {mode.kernels!r}: choose different ones",
             field="against",
@@ -219,6 +186,7 @@ def load_for_accuracy(
         asked,
         kernels=mode.kernels,
         kv_cache_dtype=mode.kv_cache_dtype,
+        quant_compute=mode.quant_compute,
         max_num_seqs=1,
         max_num_batched_tokens=WINDOW_TOKENS,
     )
@@ -239,28 +207,72 @@ def measure_accuracy(
 
     num_windows: at most this many, from the text's start; None: all that the text fills.
     """
-    size = min(
-        WINDOW_TOKENS, tested.resolved.memory.max_model_len, against.resolved.memory.max_model_len
+    (report,) = measure_modes(
+        {mode: tested},
+        against,
+        text,
+        against_mode=against_mode,
+        num_windows=num_windows,
+        progress=progress,
     )
+    return report
+
+
+def measure_modes(
+    tested: Mapping[KernelMode, LoadedModel],
+    against: LoadedModel,
+    text: str,
+    *,
+    against_mode: KernelMode,
+    num_windows: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[AccuracyReport]:
+    """The same for several modes, in the order given, that are compared with one reading."""
+    lengths = [model.resolved.memory.max_model_len for model in (against, *tested.values())]
+    size = min(WINDOW_TOKENS, *lengths)
     windows = cut_windows(text, against.tokenizer, size)[:num_windows]
     if not windows:
         raise ConfigError(f"the text is too short: it needs {size} tokens", field="text")
-    tally = AccuracyTally()
+    tallies = {mode: AccuracyTally() for mode in tested}
     for index, window in enumerate(windows):
-        _read_window(tested, against, window, tally)
-        progress(
-            f"window {index + 1}/{len(windows)}: perplexity {tally.against_perplexity:.3f},"
-            f" change {tally.perplexity_change:+z.3%}, agreement {tally.agreement:.2%}"
+        _read_window(tested, against, window, tallies)
+        for mode, tally in tallies.items():
+            progress(
+                f"window {index + 1}/{len(windows)}: {mode}:"
+                f" perplexity {tally.against_perplexity:.3f},"
+                f" change {tally.perplexity_change:+z.3%}, agreement {tally.agreement:.2%}"
+            )
+    return [
+        AccuracyReport(
+            model=against.name,
+            mode=mode,
+            against=against_mode,
+            num_windows=len(windows),
+            window_tokens=size,
+            bounds=mode.bounds,
+            tally=tally,
         )
-    return AccuracyReport(
-        model=against.name,
-        mode=mode,
-        against=against_mode,
-        num_windows=len(windows),
-        window_tokens=size,
-        bounds=mode.bounds,
-        tally=tally,
-    )
+        for mode, tally in tallies.items()
+    ]
+
+
+def modes_text(reports: Sequence[AccuracyReport]) -> str:
+    """One line for each mode of one reading."""
+    rows = [
+        (
+            str(report.mode),
+            f"{report.tally.perplexity:.4f}",
+            f"{report.tally.perplexity_change:+z.3%} +- {report.tally.perplexity_change_error:.3%}",
+            f"{report.tally.agreement:.2%}",
+            f"{report.bounds.max_perplexity_change:+.1%}, {report.bounds.min_agreement:.1%}",
+            "passed" if report.passed else "FAILED",
+        )
+        for report in reports
+    ]
+    first = reports[0]
+    float32 = (str(first.against), f"{first.tally.against_perplexity:.4f}", "", "", "", "")
+    titles = ("mode", "perplexity", "change", "same best token", "bounds", "")
+    return "\n".join([first.title, "", text_table(titles, [float32, *rows])])
 
 
 def cut_windows(text: str, tokenizer: Tokenizer, size: int) -> list[IntArray]:
@@ -285,17 +297,20 @@ def token_losses(logits: FloatArray, next_ids: Sequence[int] | IntArray) -> NDAr
 
 
 def _read_window(
-    tested: LoadedModel, against: LoadedModel, window: IntArray, tally: AccuracyTally
+    tested: Mapping[KernelMode, LoadedModel],
+    against: LoadedModel,
+    window: IntArray,
+    tallies: Mapping[KernelMode, AccuracyTally],
 ) -> None:
     """A few rows of logits at a time: those of a whole window would be large."""
-    hidden, against_hidden = _forward(tested, window), _forward(against, window)
+    against_hidden = _forward(against, window)
+    hidden = {mode: _forward(model, window) for mode, model in tested.items()}
     for first in range(0, len(window) - 1, LOGIT_ROWS):
         rows = np.arange(first, min(first + LOGIT_ROWS, len(window) - 1), dtype=np.int32)
-        tally.add(
-            tested.runner.model.logits(hidden, rows),
-            against.runner.model.logits(against_hidden, rows),
-            window[rows + 1],
-        )
+        wanted = against.runner.model.logits(against_hidden, rows)
+        for mode, model in tested.items():
+            logits = model.runner.model.logits(hidden[mode], rows)
+            tallies[mode].add(logits, wanted, window[rows + 1])
 
 
 def _forward(model: LoadedModel, window: IntArray) -> FloatArray:

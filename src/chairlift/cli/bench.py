@@ -13,6 +13,7 @@ from chairlift.config import EngineConfig
 
 if TYPE_CHECKING:
     from chairlift.bench.bench_plan import WorkloadName
+    from chairlift.bench.kernel_mode import KernelMode
     from chairlift.config import KernelsName
 
 TEXT = Path("tests/data/public_domain_text.txt")
@@ -92,7 +93,7 @@ def policies(
 @app.command("accuracy")
 @with_options(
     EngineConfig,
-    only=("model", "threads", "kernels", "kv_cache_dtype"),
+    only=("model", "threads", "kernels", "kv_cache_dtype", "quant_compute"),
     defaults={"kernels": "int8"},
 )
 def accuracy(
@@ -104,6 +105,10 @@ def accuracy(
         typer.Option(min=1, help="Windows of 512 tokens to read. Default: the whole text."),
     ] = None,
     text_path: Annotated[Path, typer.Option("--text", help="The text to read.")] = TEXT,
+    all_modes: Annotated[
+        bool,
+        typer.Option("--all-modes", help="Each kv_cache_dtype and quant_compute of the kernels."),
+    ] = False,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the results here.")
     ] = None,
@@ -112,39 +117,59 @@ def accuracy(
 ) -> None:
     """A kernel mode against float32 on a text: perplexity and agreement. Exit code 1: too far."""
     from chairlift.bench.accuracy import (
-        KernelMode,
         check_modes,
         load_for_accuracy,
-        measure_accuracy,
+        measure_modes,
+        modes_text,
         read_text,
     )
+    from chairlift.bench.kernel_mode import KernelMode
     from chairlift.cli.result_files import check_writable, write_json
     from chairlift.cli.terminal import note, show
 
     asked = EngineConfig(**engine)
-    mode = KernelMode(kernels=asked.kernels, kv_cache_dtype=asked.kv_cache_dtype)
+    modes = _modes(asked, all_modes)
     float32 = KernelMode(kernels=cast("KernelsName", against))
-    check_modes(mode, float32)
+    for mode in modes:
+        check_modes(mode, float32)
     text = read_text(text_path)
     if json_path is not None:
         check_writable(json_path)
     note(f"loading {asked.model} on {against} and {asked.kernels} kernels")
     reference = load_for_accuracy(asked, float32, show_download=True)
-    report = measure_accuracy(
-        load_for_accuracy(asked, mode),
+    reports = measure_modes(
+        {mode: load_for_accuracy(asked, mode) for mode in modes},
         reference,
         text,
-        mode=mode,
         against_mode=float32,
         num_windows=windows,
         progress=note,
     )
-    show(f"{report.model}, {text_path}")
-    show(report.text())
+    show(f"{reports[0].model}, {text_path}")
+    show(modes_text(reports) if all_modes else reports[0].text())
     if json_path is not None:
-        write_json(report.to_json(), json_path)
-    if not report.passed:
+        facts = [report.to_json() for report in reports]
+        write_json({"modes": facts} if all_modes else facts[0], json_path)
+    if not all(report.passed for report in reports):
         raise typer.Exit(1)
+
+
+def _modes(asked: EngineConfig, all_modes: bool) -> tuple[KernelMode, ...]:
+    """The one that was asked for, or all that its kernels have."""
+    from chairlift.bench.kernel_mode import KernelMode, modes_of
+    from chairlift.errors import ConfigError
+
+    if not all_modes:
+        one = KernelMode(
+            kernels=asked.kernels,
+            kv_cache_dtype=asked.kv_cache_dtype,
+            quant_compute=asked.quant_compute,
+        )
+        return (one,)
+    for name in ("kv_cache_dtype", "quant_compute"):
+        if getattr(asked, name) != "auto":
+            raise ConfigError(f"--all-modes measures every {name}: leave it out", field=name)
+    return modes_of(asked.kernels)
 
 
 def _concurrency(text: str) -> tuple[int, ...]:

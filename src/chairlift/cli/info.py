@@ -58,6 +58,7 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         "num_parameters": config.num_parameters,
         "kernels": kernels.name,
+        "quant_compute": kernels.quant_compute,
         "kv_cache_dtype": memory.kv_dtype,
         "kv_bytes_per_token": memory.token_bytes,
         "memory": dataclasses.asdict(memory),
@@ -125,7 +126,8 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
         f" keys and values) of {config['head_dim']}, vocabulary {config['vocab_size']}",
         f"parameters   {model['num_parameters'] / 1e6:.1f} million",
         f"context      {config['max_position']} tokens",
-        f"kernels      {model['kernels']}",
+        f"kernels      {model['kernels']}"
+        + (f", {model['quant_compute']}" if model["quant_compute"] else ""),
         f"KV cache     {size_text(model['kv_bytes_per_token'])} per token,"
         f" {model['kv_cache_dtype']}",
         *(

@@ -119,6 +119,7 @@ def kernels_of(asked: EngineConfig, machine: Machine) -> Kernels:
         asked.kernels,
         choose_num_threads(asked, machine),
         kv_cache_dtype=asked.kv_cache_dtype,
+        quant_compute=asked.quant_compute,
     )
 
 
@@ -140,7 +141,10 @@ def plan_model(
         machine,
         block=kv_block(asked, config, kernels),
         weights_bytes=weights_bytes(checkpoint, config, kernels),
-        head_bytes=kernels.preparing_bytes(config.vocab_size, config.hidden_size, form),
+        head_bytes=kernels.preparing_bytes(
+            config.vocab_size, config.hidden_size, form, in_layer=False
+        ),
+        quant_compute=kernels.quant_compute,
     )
 
 
@@ -180,7 +184,9 @@ def _stack_bytes(checkpoint: Checkpoint, names: list[str], kernels: Kernels) -> 
     if any(len(shape) != 2 for shape in shapes):
         return 4 * sum(math.prod(shape) for shape in shapes)
     form = stacked_form([checkpoint.group_form(name) for name in names])
-    return kernels.matrix_bytes(sum(rows for rows, _ in shapes), shapes[0][1], form)
+    return kernels.matrix_bytes(
+        sum(rows for rows, _ in shapes), shapes[0][1], form, in_layer=names[0].startswith("blk.")
+    )
 
 
 def _measure_cost(runner: ModelRunner, kv_cache: KVCache, num_swap_blocks: int) -> PreemptionCost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.kernels.interface import KvBlockFormat
+from chairlift.kernels.interface import KvBlockFormat, QuantCompute
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 from chairlift.runner.memory import MemoryPlan, plan_memory
@@ -34,6 +34,7 @@ def resolve_config(
     block: KvBlockFormat,
     weights_bytes: int,
     head_bytes: int,
+    quant_compute: QuantCompute | None = None,
 ) -> ResolvedConfig:
     """Decide.  Raises `ConfigError` with the setting that would fit."""
     max_num_seqs, max_num_batched_tokens, tokens_reason = _step_limits(asked)
@@ -63,6 +64,7 @@ def resolve_config(
         long_prefill_token_threshold=asked.long_prefill_token_threshold,
     )
     reasons = (
+        *_compute_reason(asked, quant_compute),
         *memory.describe(),
         f"steps of at most {max_num_batched_tokens} tokens ({tokens_reason}) for at most"
         f" {max_num_seqs} requests",
@@ -96,6 +98,18 @@ def _step_limits(asked: EngineConfig) -> tuple[int, int, str]:
     if asked.max_num_seqs is not None:
         return asked.max_num_seqs, max(tokens, asked.max_num_seqs), reason
     return min(seqs, tokens), tokens, reason
+
+
+def _compute_reason(asked: EngineConfig, decided: QuantCompute | None) -> list[str]:
+    """How quantised matrices are multiplied, where they are."""
+    if decided is None:
+        return []
+    why = "default" if asked.quant_compute == "auto" else "quant_compute"
+    how = {
+        "exact": "the file's codes and scales",
+        "fast": "those of the layers as bytes with one scale per output",
+    }
+    return [f"matrices {decided}: {how[decided]} ({why})"]
 
 
 def _without_effect(asked: EngineConfig, memory: MemoryPlan) -> list[str]:

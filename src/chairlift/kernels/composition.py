@@ -24,6 +24,7 @@ from chairlift.kernels.interface import (
     Linear,
     Matrix,
     MlpWeights,
+    QuantCompute,
     RopeTable,
     Table,
 )
@@ -35,6 +36,7 @@ class ComposedKernels(FloatKernels):
 
     kv_dtype: KvDtype = "float32"
     """What keys and values are stored as: not "int8"."""
+    quant_compute: QuantCompute | None = None
 
     @property
     def packs_quantised(self) -> bool:
@@ -46,13 +48,21 @@ class ComposedKernels(FloatKernels):
         """[num_layers, 2, block_size, K, D] of floats."""
         return float_kv_block(num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype)
 
-    def matrix_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+    def matrix_bytes(
+        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+    ) -> int:
         """As float32."""
         return 4 * out_features * in_features
 
-    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+    def preparing_bytes(
+        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+    ) -> int:
         """Two of them, the one that was read and the packed one."""
-        return 2 * self.matrix_bytes(out_features, in_features, form)
+        return 2 * self.matrix_bytes(out_features, in_features, form, in_layer=in_layer)
+
+    def prepare_head(self, weight: Matrix, bias: FloatArray | None) -> Linear:
+        """As any other matrix."""
+        return self.prepare_linear([weight], [bias])
 
     def prepare_gate_up(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]

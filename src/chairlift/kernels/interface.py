@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,11 @@ KvArray = NDArray[Any]
 """The pool of the KV cache [num_blocks, *KvBlockFormat.shape]: floats or bytes."""
 Matrix = FloatArray | GroupedWeights
 """A matrix [out, in] as it comes from a file."""
+
+
+QuantCompute = Literal["exact", "fast"]
+"""Whether quantised matrices are multiplied as their file has them, or as bytes with a scale per
+output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +158,8 @@ class Kernels(Protocol):
     name: str
     kv_dtype: KvDtype
     """What keys and values are stored as."""
+    quant_compute: QuantCompute | None
+    """None: matrices are multiplied in float32."""
 
     # -- preparation -------------------------------------------------------------------------
     @property
@@ -170,24 +177,38 @@ class Kernels(Protocol):
         """
         ...
 
-    def matrix_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
-        """Memory that a prepared matrix will hold; `form` None: it is a matrix of floats."""
+    def matrix_bytes(
+        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+    ) -> int:
+        """Memory that a prepared matrix will hold; `form` None: it is a matrix of floats.
+
+        in_layer: False for the embedding table and the output head.
+        """
         ...
 
-    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+    def preparing_bytes(
+        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+    ) -> int:
         """Memory while a matrix is prepared: what was read, copies, and the result."""
         ...
 
     def prepare_linear(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:
-        """Stack matrices [out_i, in] along the output and pack them.  A missing bias is zero."""
+        """Stack matrices [out_i, in] of a layer along the output and pack them.
+
+        A missing bias is zero.
+        """
+        ...
+
+    def prepare_head(self, weight: Matrix, bias: FloatArray | None) -> Linear:
+        """The output head [vocab, H]."""
         ...
 
     def prepare_gate_up(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:
-        """The same for a gate and an up projection, in the order that `mlp_block` likes."""
+        """A layer's gate and up projections stacked, in the order that `mlp_block` likes."""
         ...
 
     def prepare_table(self, table: Matrix, head: Linear | None) -> Table:

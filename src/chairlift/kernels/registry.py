@@ -8,7 +8,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.cpu.int8 import Int8Kernels
 from chairlift.kernels.cpu.library import LibraryUnavailableError
 from chairlift.kernels.cpu.ops import NativeKernels
-from chairlift.kernels.interface import Kernels
+from chairlift.kernels.interface import Kernels, QuantCompute
 from chairlift.kernels.kv_dtype import ALIASES, FLOAT_STORAGE, KvDtype
 from chairlift.kernels.reference import ReferenceKernels
 
@@ -17,14 +17,17 @@ BACKENDS = ("auto", "native", "int8", "reference")
 logger = logging.getLogger(__name__)
 
 
-def create_kernels(name: str, num_threads: int, *, kv_cache_dtype: str = "auto") -> Kernels:
+def create_kernels(
+    name: str, num_threads: int, *, kv_cache_dtype: str = "auto", quant_compute: str = "auto"
+) -> Kernels:
     """The backend called `name`; "auto" is the native library where it loads, else numpy.
 
-    `kv_cache_dtype` "auto" is int8 for the kernels of that name and float32 for the others.
+    `kv_cache_dtype` "auto" is int8 for the kernels of that name and float32 for the others;
+    `quant_compute` "auto" is exact, and the others know no other.
 
     Raises:
         ConfigError: `name` is unknown, `num_threads` is below 1, the native library cannot be
-            loaded, or the backend does not store keys and values so.
+            loaded, or the backend does not store keys and values or multiply so.
     """
     if name not in BACKENDS:
         raise ConfigError(
@@ -33,11 +36,12 @@ def create_kernels(name: str, num_threads: int, *, kv_cache_dtype: str = "auto")
     if num_threads < 1:
         raise ConfigError(f"num_threads must be at least 1, not {num_threads}", field="num_threads")
     kv_dtype = choose_kv_dtype(name, kv_cache_dtype)
+    compute = choose_quant_compute(name, quant_compute)
     if name == "reference":
         return ReferenceKernels(num_threads, kv_dtype)
     try:
-        if name == "int8":
-            return Int8Kernels(num_threads, kv_dtype)
+        if compute is not None:
+            return Int8Kernels(num_threads, kv_dtype, compute)
         return NativeKernels(num_threads, kv_dtype)
     except LibraryUnavailableError as error:
         if name != "auto":
@@ -67,4 +71,27 @@ def choose_kv_dtype(kernels: str, asked: str) -> KvDtype:
         f"kernels={kernels} cannot have kv_cache_dtype={asked}: choose one of"
         f" {', '.join(offered)}{hint}",
         field="kv_cache_dtype",
+    )
+
+
+def choose_quant_compute(kernels: str, asked: str) -> QuantCompute | None:
+    """How these kernels multiply quantised matrices; None: they do not.
+
+    Raises:
+        ConfigError: `asked` is unknown, or has no effect on them.
+    """
+    if kernels != "int8":
+        if asked == "auto":
+            return None
+        raise ConfigError(
+            f"quant_compute={asked} has no effect on kernels={kernels}: leave it out, or set"
+            " kernels to int8",
+            field="quant_compute",
+        )
+    if asked in ("auto", "exact"):
+        return "exact"
+    if asked == "fast":
+        return "fast"
+    raise ConfigError(
+        f"quant_compute must be one of auto, exact, fast, not {asked!r}", field="quant_compute"
     )

@@ -104,10 +104,10 @@ def load_decoder(
     if config.tied_head:
         weights.ignore("output.weight")  # some files store the embedding a second time
     if weights.has("output.weight") or config.tied_head is False:
-        head = weights.linear(["output"], hidden, [vocab])
+        head = weights.head(hidden, vocab)
         embedding = kernels.prepare_table(matrix, None)
     else:
-        head = kernels.prepare_linear([matrix], [None])
+        head = kernels.prepare_head(matrix, None)
         embedding = kernels.prepare_table(matrix, head)
     del matrix
     layers = []
@@ -205,6 +205,10 @@ class _Weights:
     def linear(self, names: list[str], in_features: int, out_features: list[int]) -> Linear:
         """Matrices stacked along their output, with the biases that the file has."""
         return self._kernels.prepare_linear(*self._parts(names, in_features, out_features))
+
+    def head(self, in_features: int, out_features: int) -> Linear:
+        (matrix,), (bias,) = self._parts(["output"], in_features, [out_features])
+        return self._kernels.prepare_head(matrix, bias)
 
     def gate_up(self, prefix: str, in_features: int, inner: int) -> Linear:
         names = [prefix + part for part in STACKS[1]]

@@ -1,7 +1,8 @@
 """The backend on bytes: quantised weights and activations, half a layer per call.
 
 Matrices that a file holds quantised are packed as they are; others become signed bytes in groups of
-32.  Activations become bytes in front of every matrix.  Keys and values become bytes when they are
+32.  In `fast` compute those of the layers become bytes with one scale per output.  Activations
+become bytes in front of every matrix.  Keys and values become bytes when they are
 stored, or stay floats of 16 or 32 bits, over which attention is computed in float32.  What is added
 up between the halves of a layer stays float32.
 """
@@ -46,6 +47,7 @@ from chairlift.kernels.interface import (
     Linear,
     Matrix,
     MlpWeights,
+    QuantCompute,
     RopeTable,
     Table,
 )
@@ -55,6 +57,8 @@ from chairlift.kernels.reference import make_rope_table
 PAGE_TOKENS = 16
 HEAD_UNIT = 16
 INTERLEAVE = 16
+FAST_GROUP = 64
+"""Activations that share a scale in `fast` compute, where that divides a row."""
 COLUMNS = 16
 """Packed matrices are padded to a multiple of so many outputs, and to whole groups of 32."""
 
@@ -66,11 +70,17 @@ class Int8Kernels(Kernels):
         LibraryUnavailableError: the library is absent or does not load.
     """
 
-    def __init__(self, num_threads: int, kv_dtype: KvDtype = "int8") -> None:
+    def __init__(
+        self,
+        num_threads: int,
+        kv_dtype: KvDtype = "int8",
+        quant_compute: QuantCompute = "exact",
+    ) -> None:
         self.library = load_library()
         self.name = "int8"
         self.num_threads = num_threads
         self.kv_dtype: KvDtype = kv_dtype
+        self.quant_compute: QuantCompute = quant_compute
         self._functions = self.library.functions
         self._pool = self.library.create_pool(num_threads)
         self._linears = Q8Ops(self.library, self._pool)
@@ -113,8 +123,14 @@ class Int8Kernels(Kernels):
             kv_dtype="int8",
         )
 
-    def matrix_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+    def matrix_bytes(
+        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+    ) -> int:
         """Codes and scales of the packed form; floats are quantised."""
+        if self._is_fast(in_layer):
+            group = FAST_GROUP if in_features % FAST_GROUP == 0 else 32
+            columns = -(-out_features // COLUMNS) * COLUMNS
+            return columns * (-(-in_features // group) * group + 4)
         form = form or QUANTISED_FLOATS
         groups = -(-in_features // 32) * (32 // form.group_size)
         is_half = form.half_scales and form.group_size == 32
@@ -122,19 +138,26 @@ class Int8Kernels(Kernels):
         columns = -(-out_features // COLUMNS) * COLUMNS
         return columns * groups * (form.group_size * form.bits // 8 + per_group)
 
-    def preparing_bytes(self, out_features: int, in_features: int, form: GroupForm | None) -> int:
+    def preparing_bytes(
+        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+    ) -> int:
         """Floats if it was read as such, grouped weights of a byte each, and the packed form."""
         floats = 4 * out_features * in_features if form is None else 0
         group_size = (form or QUANTISED_FLOATS).group_size
         grouped = out_features * (in_features + 8 * -(-in_features // group_size))
-        return floats + grouped + self.matrix_bytes(out_features, in_features, form)
+        packed = self.matrix_bytes(out_features, in_features, form, in_layer=in_layer)
+        return floats + grouped + packed
 
     def prepare_linear(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> QuantizedLinear:
         """Stack matrices [out_i, in] and pack the result.  Missing biases are zero."""
         matrix, bias = stack_grouped(weights, biases)
-        return self._linears.pack(matrix, bias)
+        return self._linears.pack(matrix, bias, per_channel=self._is_fast(True))
+
+    def prepare_head(self, weight: Matrix, bias: FloatArray | None) -> QuantizedLinear:
+        """As the file has it in any compute: a tied table is the same matrix."""
+        return self._linears.pack(*stack_grouped([weight], [bias]))
 
     def prepare_gate_up(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
@@ -155,11 +178,13 @@ class Int8Kernels(Kernels):
         if bias is not None:
             pairs = bias.reshape(2, -1, INTERLEAVE).swapaxes(0, 1)
             bias = np.ascontiguousarray(pairs).reshape(-1)
-        return self._linears.pack(matrix, bias, interleave=INTERLEAVE)
+        return self._linears.pack(
+            matrix, bias, interleave=INTERLEAVE, per_channel=self._is_fast(True)
+        )
 
     def prepare_table(self, table: Matrix, head: Linear | None) -> Table:
         """The packed head itself if it is the same matrix."""
-        return self.prepare_linear([table], [None]) if head is None else head
+        return self.prepare_head(table, None) if head is None else head
 
     def rope_table(
         self, inv_freq: Sequence[float], *, max_position: int, scaling: float
@@ -228,6 +253,10 @@ class Int8Kernels(Kernels):
             )
         )
         return result
+
+    def _is_fast(self, in_layer: bool) -> bool:
+        """The head and the table stay as they are."""
+        return in_layer and self.quant_compute == "fast"
 
 
 def stack_grouped(
