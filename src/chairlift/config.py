@@ -98,15 +98,15 @@ class EngineConfig:
     threads: int | None = None
     """Threads for all computing.  Default: the cores of this process's affinity and quota."""
     kernels: KernelsName = "auto"
-    """native (float32), int8 (weights and activations in bytes), reference (numpy), or what the
-    machine has."""
+    """native (float32), int8 (weights and activations in bytes), reference (numpy).  auto: int8 for
+    a quantised file, native for a file of floats, reference where the native library is missing."""
     kv_cache_dtype: KvCacheDtypeName = "auto"
     """What keys and values are stored as: int8 (int8 kernels only), float16, bfloat16 or float32;
     fp16, bf16 and fp32 mean the same.  auto: int8 for the int8 kernels, else float32."""
     quant_compute: QuantComputeName = "auto"
     """How the int8 kernels multiply.  exact: the file's codes and scales; fast: weights in bytes
     again, one scale per output: quicker for many requests at once, less so for one, and less exact.
-    auto: exact."""
+    auto: exact; fast with preset throughput."""
     tensor_parallel_size: int = 1
     """Devices to split the model over; only 1 for now."""
     enforce_eager: bool = False

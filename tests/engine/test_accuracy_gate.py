@@ -8,49 +8,52 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from chairlift.bench.accuracy import (
-    FLOAT32_KERNELS,
     AccuracyBounds,
     KernelMode,
     measure_accuracy,
     read_text,
 )
-from chairlift.config import KernelsName
 from chairlift.engine.loaded_model import LoadedModel
-from chairlift.kernels.registry import create_kernels
 
 TEXT = Path(__file__).parents[1] / "data" / "public_domain_text.txt"
-MODES = [name for name in get_args(KernelsName) if name not in ("auto", *FLOAT32_KERNELS)]
+MODES = [
+    KernelMode(kernels="int8", kv_cache_dtype="int8", quant_compute=compute)
+    for compute in ("exact", "fast")
+]
 NUM_WINDOWS = 3
 
 
-BELOW_THE_GATE = {"int8": AccuracyBounds(max_perplexity_change=0.01, min_agreement=0.94)}
-"""Modes that do not pass the gate (docs/decisions says why), and what they must keep to even so:
-getting worse than what was measured is a fault."""
-
-
 @pytest.mark.real_model
-@pytest.mark.parametrize("kernels", MODES)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 def test_mode_keeps_to_its_bounds(
-    load_default_model: Callable[..., LoadedModel], kernels: KernelsName
+    load_default_model: Callable[..., LoadedModel], mode: KernelMode
 ) -> None:
     report = measure_accuracy(
-        load_default_model(kernels),
+        load_default_model(
+            mode.kernels, kv_cache_dtype=mode.kv_cache_dtype, quant_compute=mode.quant_compute
+        ),
         load_default_model("native"),
         read_text(TEXT),
-        mode=KernelMode(kernels=kernels),
+        mode=mode,
         against_mode=KernelMode(kernels="native"),
         num_windows=NUM_WINDOWS,
     )
     assert report.tally.num_predictions == NUM_WINDOWS * 511
-    report = dataclasses.replace(report, bounds=BELOW_THE_GATE.get(kernels, report.bounds))
-    assert report.passed, report.text()
+    bounds = report.bounds
+    # A few windows only: the measured share and change are off by so much themselves.
+    slack = AccuracyBounds(
+        max_perplexity_change=bounds.max_perplexity_change
+        + 2 * report.tally.perplexity_change_error,
+        min_agreement=bounds.min_agreement - 0.01,
+    )
+    assert dataclasses.replace(report, bounds=slack).passed, report.text()
 
 
-def test_a_mode_below_the_gate_is_not_the_default() -> None:
-    assert set(BELOW_THE_GATE) <= set(MODES)
-    assert create_kernels("auto", 1).name not in BELOW_THE_GATE
+@pytest.mark.real_model
+def test_the_default_mode_is_one_of_them(load_default_model: Callable[..., LoadedModel]) -> None:
+    kernels = load_default_model("auto").runner.model.kernels
+    assert (kernels.name, kernels.kv_dtype, kernels.quant_compute) == ("int8", "int8", "exact")

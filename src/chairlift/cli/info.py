@@ -38,7 +38,9 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     import dataclasses
     import sys
 
-    from chairlift.engine.loaded_model import kernels_of, plan_model
+    from chairlift.engine.kernel_choice import choose_kernels
+    from chairlift.engine.loaded_model import plan_model
+    from chairlift.engine.resolved_config import choose_num_threads
     from chairlift.machine import inspect_machine
     from chairlift.models.registry import read_model_config
     from chairlift.weights.checkpoint import open_checkpoint
@@ -48,7 +50,8 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
     with open_checkpoint(path) as checkpoint:
         config = read_model_config(checkpoint.kind, checkpoint.metadata)
         machine = inspect_machine()
-        kernels = kernels_of(asked, machine)
+        choice = choose_kernels(asked, checkpoint, config, choose_num_threads(asked, machine))
+        kernels = choice.kernels
         resolved = plan_model(asked, config, machine, checkpoint, kernels)
     memory = resolved.memory
     lengths = [n for n in _LENGTHS if n < memory.max_model_len] + [memory.max_model_len]
@@ -65,7 +68,7 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
         "fits": [
             {"num_tokens": n, "num_requests": memory.num_fitting_requests(n)} for n in lengths
         ],
-        "reasons": list(resolved.reasons),
+        "reasons": [*resolved.reasons, *choice.reasons],
     }
 
 

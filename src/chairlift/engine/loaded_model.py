@@ -14,6 +14,7 @@ from pathlib import Path
 from chairlift.config import EngineConfig
 from chairlift.core.preemption_cost import PreemptionCost
 from chairlift.engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from chairlift.engine.kernel_choice import choose_kernels
 from chairlift.engine.resolved_config import (
     ResolvedConfig,
     choose_num_threads,
@@ -21,7 +22,6 @@ from chairlift.engine.resolved_config import (
 )
 from chairlift.kernels.grouped_weights import stacked_form
 from chairlift.kernels.interface import Kernels, KvBlockFormat
-from chairlift.kernels.registry import create_kernels
 from chairlift.machine import Machine, inspect_machine
 from chairlift.models.decoder import STACKS, load_decoder
 from chairlift.models.model_config import ModelConfig
@@ -67,9 +67,10 @@ def load_model(
         tokenizer = _open_tokenizer(checkpoint, defaults)
         tokenizer.check_vocab_size(config.vocab_size)
         machine = inspect_machine()
-        kernels = kernels_of(asked, machine)
+        choice = choose_kernels(asked, checkpoint, config, choose_num_threads(asked, machine))
+        kernels = choice.kernels
         resolved = plan_model(asked, config, machine, checkpoint, kernels)
-        for reason in resolved.reasons:
+        for reason in (*resolved.reasons, *choice.reasons):
             logger.info("%s", reason)
         decoder = load_decoder(
             config,
@@ -110,16 +111,6 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
         return None
     return ChatTemplate(
         tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
-    )
-
-
-def kernels_of(asked: EngineConfig, machine: Machine) -> Kernels:
-    """The kernels that were asked for.  Raises `ConfigError` if this machine has none such."""
-    return create_kernels(
-        asked.kernels,
-        choose_num_threads(asked, machine),
-        kv_cache_dtype=asked.kv_cache_dtype,
-        quant_compute=asked.quant_compute,
     )
 
 

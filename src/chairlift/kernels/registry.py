@@ -18,9 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 def create_kernels(
-    name: str, num_threads: int, *, kv_cache_dtype: str = "auto", quant_compute: str = "auto"
+    name: str,
+    num_threads: int,
+    *,
+    preferred: str = "native",
+    kv_cache_dtype: str = "auto",
+    quant_compute: str = "auto",
 ) -> Kernels:
-    """The backend called `name`; "auto" is the native library where it loads, else numpy.
+    """The backend called `name`; "auto" is the `preferred` one where it loads, else numpy.
 
     `kv_cache_dtype` "auto" is int8 for the kernels of that name and float32 for the others;
     `quant_compute` "auto" is exact, and the others know no other.
@@ -35,9 +40,10 @@ def create_kernels(
         )
     if num_threads < 1:
         raise ConfigError(f"num_threads must be at least 1, not {num_threads}", field="num_threads")
-    kv_dtype = choose_kv_dtype(name, kv_cache_dtype)
-    compute = choose_quant_compute(name, quant_compute)
-    if name == "reference":
+    wanted = preferred if name == "auto" else name
+    kv_dtype = choose_kv_dtype(wanted, kv_cache_dtype)
+    compute = choose_quant_compute(wanted, quant_compute)
+    if wanted == "reference":
         return ReferenceKernels(num_threads, kv_dtype)
     try:
         if compute is not None:
@@ -49,7 +55,7 @@ def create_kernels(
                 error
             )
         logger.warning("using the slow reference kernels: %s", error)
-        return ReferenceKernels(num_threads, kv_dtype)
+        return ReferenceKernels(num_threads, choose_kv_dtype("reference", kv_cache_dtype))
 
 
 def choose_kv_dtype(kernels: str, asked: str) -> KvDtype:
