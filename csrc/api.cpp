@@ -132,7 +132,7 @@ int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
     const int64_t first_row = item % chunks * kRowsPerItem;
     const int64_t first_panel = pool->threads.spread(item / chunks, columns) * panels;
     table.linear(task, {first_row, std::min(kRowsPerItem, rows - first_row), first_panel,
-                        std::min(panels, num_panels - first_panel)});
+                        std::min(panels, num_panels - first_panel), nullptr});
   });
   return CHAIRLIFT_OK;
 }

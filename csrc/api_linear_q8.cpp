@@ -286,7 +286,7 @@ bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Tas
     const int64_t first_row = item % chunks * chunk;
     const int64_t first_panel = threads.spread(item / chunks, columns) * panels_per_item;
     const LinearQ8Tile tile = {first_row, std::min(chunk, rows - first_row), first_panel,
-                               std::min(panels_per_item, panels - first_panel)};
+                               std::min(panels_per_item, panels - first_panel), nullptr};
     const int64_t bytes = linear_q8_scratch_bytes(task, tile);
     float* scratch = thread_scratch(static_cast<size_t>(bytes / 4 + 1));
     if (scratch) {
@@ -368,13 +368,20 @@ const PackedQ8* as_packed(const void* packed) {
   return header->magic == kPackedQ8Magic ? header : nullptr;
 }
 
+const uint8_t* quantized_rows(ThreadPool& threads, const Q8Input& input, const PackedQ8& weight) {
+  const int64_t width = weight.in_features, group = weight.activation_group;
+  uint8_t* records = input_rows.get(input.num_rows * group_row_bytes(width, group));
+  const Q8Kernels& kernels = *chairlift::kernels().q8;
+  const bool done = records && quantize(threads, kernels, input, width, group, records);
+  return done ? records : nullptr;
+}
+
 int32_t linear_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& linear,
                   const float* residual, float* out) {
   const Q8Kernels& kernels = *chairlift::kernels().q8;
   const PackedQ8& w = *linear.weight;
-  const int64_t width = w.in_features, group = w.activation_group;
-  uint8_t* records = input_rows.get(input.num_rows * group_row_bytes(width, group));
-  if (!records || !quantize(threads, kernels, input, width, group, records)) return out_of_memory();
+  const uint8_t* records = quantized_rows(threads, input, w);
+  if (!records) return out_of_memory();
   const LinearQ8Task task = {records, &w,      linear.bias, residual,
                              out,     nullptr, 0,           kernels.unpack_rows};
   return run_linear(threads, kernels, task, input.num_rows) ? CHAIRLIFT_OK : out_of_memory();

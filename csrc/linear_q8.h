@@ -47,6 +47,10 @@ struct Q8Input {
 // Null if the memory holds nothing that this library packed.
 const PackedQ8* as_packed(const void* packed);
 
+// The rows as `weight` meets them, in memory of the calling thread that the next op on bytes
+// reuses; null if there is none left.
+const uint8_t* quantized_rows(ThreadPool& threads, const Q8Input& input, const PackedQ8& weight);
+
 // out = q(norm(x)) W^T + bias + residual; `residual` may be null and may be `out`.
 int32_t linear_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& linear,
                   const float* residual, float* out);

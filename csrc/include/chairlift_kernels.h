@@ -166,6 +166,81 @@ CHAIRLIFT_API int32_t chairlift_quantize_rows(chairlift_pool* pool, const float*
 // Products of bytes per second that all threads of a pool reach together, in units of 1e9.
 CHAIRLIFT_API double chairlift_measure_int8_dot(chairlift_pool* pool);
 
+// -- output head and sampling --------------------------------------------------------------------
+
+// Contenders of a row that are handed over at most.
+#define CHAIRLIFT_MAX_CONTENDERS 8
+
+// What to find in one row of logits.
+typedef struct chairlift_row_query {
+  uint64_t key;          // of the row's noise
+  float temperature;     // 0: nothing but the largest logit
+  float depth;           // logits further below the largest are not listed
+  int32_t list_size;     // how many of the largest logits are wanted
+  int32_t wants_weight;  // 1: the total weight is wanted
+
+  // Edits of single logits before anything is looked for: edit_values[i] is added to the logit of
+  // edit_ids[i] for first_edit <= i < first_penalty, then penalties apply for edit_values[i]
+  // occurrences for i < last_edit.  Minus infinity masks a token.
+  int64_t first_edit;
+  int64_t first_penalty;
+  int64_t last_edit;
+  float repetition_penalty;
+  float frequency_penalty;
+  float presence_penalty;
+  int32_t reserved;
+} chairlift_row_query;
+
+// What was found in it.
+typedef struct chairlift_row_candidates {
+  // Sum of exp((logit - best_logit) / temperature), to about 1e-6.
+  double total_weight;
+
+  // The largest logit and the lowest id that has it; -1 if all are minus infinity.  Not a number if
+  // some logit is not, or was infinite before an edit; infinite if one is.  If it is not finite,
+  // nothing else was looked for.
+  float best_logit;
+  int32_t best_id;
+
+  // Every token that may have the largest sum of logit / temperature and Gumbel noise, the quotient
+  // being computed as float32((logit - best) / temperature) or more exactly; by id.
+  int32_t num_contenders;  // -1: too many
+
+  // The `list_size` largest logits that are at most `depth` below the largest, best first, of
+  // equals the lowest ids.  Some that lie slightly deeper may be there as well.
+  int32_t num_listed;
+
+  int32_t contender_ids[CHAIRLIFT_MAX_CONTENDERS];
+  float contender_logits[CHAIRLIFT_MAX_CONTENDERS];
+} chairlift_row_candidates;
+
+// Rows of logits, which themselves are not kept.  The rest of sampling (softmax in float32, top-p,
+// ties of scores) is the caller's, who decides alone.
+typedef struct chairlift_candidates {
+  int64_t struct_size;  // sizeof(chairlift_candidates), checked
+
+  const chairlift_row_query* queries;  // [rows]
+  const int32_t* edit_ids;             // [num_edits]
+  const float* edit_values;            // [num_edits]
+  int64_t num_edits;
+  int64_t max_listed;  // at least every list size
+
+  chairlift_row_candidates* found;  // [rows]
+  int32_t* listed_ids;              // [rows][max_listed]
+  float* listed_logits;             // [rows][max_listed]
+} chairlift_candidates;
+
+// Logits as by chairlift_linear_f32.
+CHAIRLIFT_API int32_t chairlift_candidates_f32(chairlift_pool* pool, const float* x, int64_t rows,
+                                               const float* packed, const float* bias,
+                                               int64_t out_features, int64_t in_features,
+                                               const chairlift_candidates* task);
+
+// Logits as by chairlift_norm_linear_q8.
+CHAIRLIFT_API int32_t chairlift_candidates_q8(chairlift_pool* pool, const float* x, int64_t rows,
+                                              const float* norm, float eps, const void* packed,
+                                              const float* bias, const chairlift_candidates* task);
+
 // -- cache of keys and values --------------------------------------------------------------------
 
 // What keys and values are stored as.

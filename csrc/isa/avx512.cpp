@@ -3,10 +3,11 @@
 
 #include "../ops/attention.h"
 #include "../ops/linear_f32.h"
+#include "../ops/scan_logits.h"
 
 namespace chairlift {
 
-extern const KernelTable kAvx512Kernels = {"avx512", linear_f32, paged_attention, fma_burst,
-                                           &kAvx512VnniQ8Kernels};
+extern const KernelTable kAvx512Kernels = {
+    "avx512", linear_f32, paged_attention, fma_burst, &kAvx512VnniQ8Kernels, scan_logits};
 
 }  // namespace chairlift

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../include/chairlift_kernels.h"
+#include "../logit_scan.h"
 #include "../q8_layout.h"
 
 namespace chairlift {
@@ -23,6 +24,7 @@ struct LinearTile {
   int64_t num_rows;
   int64_t first_panel;
   int64_t num_panels;
+  float* out;  // [num_rows, columns of the panels], of this tile alone; null: to the task's `out`
 };
 
 // A tile of attention: consecutive query rows of one sequence, and the query heads that read some
@@ -119,6 +121,8 @@ struct KernelTable {
   // Runs `rounds` rounds of independent multiply-adds; returns how many it did.
   int64_t (*fma_burst)(int64_t rounds, float* sink);
   const Q8Kernels* q8;
+  // Passes over a tile of logits; `rows` and `scans` begin with the tile's first row.
+  void (*scan_logits)(const LogitTile& tile, const LogitRow* rows, LogitScan* scans);
 };
 
 // Floats of scratch that `attention` needs for a tile.

@@ -33,11 +33,19 @@ CHAIRLIFT_INLINE void store_lanes(F16 value, float* out, int64_t width) {
   }
 }
 
+// Where outputs go: `corner` is that of the tile's first row and panel.
+struct LinearOutput {
+  float* corner;
+  int64_t stride;
+  int64_t first_row;
+  int64_t first_column;
+};
+
 // ROWS rows times VECTORS vectors of columns.  Vector v of step k is at
 // panel + k * 32 + (v % per_panel) * 16 + (v / per_panel) * panel_stride.
 template <int ROWS, int VECTORS>
-CHAIRLIFT_INLINE void multiply_tile(const LinearTask& task, int64_t row, const float* panel,
-                                    int64_t column) {
+CHAIRLIFT_INLINE void multiply_tile(const LinearTask& task, const LinearOutput& out, int64_t row,
+                                    const float* panel, int64_t column) {
   const int64_t depth = task.in_features;
   const float* x = task.x + row * depth;
   F16 sum[ROWS][VECTORS];
@@ -67,44 +75,53 @@ CHAIRLIFT_INLINE void multiply_tile(const LinearTask& task, int64_t row, const f
         for (int i = 0; i < kLanes && i < width; ++i) bias[i] = task.bias[first + i];
         sum[r][v] = sum[r][v] + F16::load(bias);
       }
-      store_lanes(sum[r][v], task.out + (row + r) * task.out_features + first, width);
+      store_lanes(sum[r][v],
+                  out.corner + (row + r - out.first_row) * out.stride + (first - out.first_column),
+                  width);
     }
   }
 }
 
 template <int ROWS>
-void multiply_rows(const LinearTask& task, int64_t row, int64_t panel_index) {
+void multiply_rows(const LinearTask& task, const LinearOutput& out, int64_t row,
+                   int64_t panel_index) {
   const float* panel = task.packed + panel_index * task.in_features * kPanelWidth;
   for (int v = 0; v < kPanelVectors; v += kLinearVectors) {
-    multiply_tile<ROWS, kLinearVectors>(task, row, panel + v * kLanes,
+    multiply_tile<ROWS, kLinearVectors>(task, out, row, panel + v * kLanes,
                                         panel_index * kPanelWidth + v * kLanes);
   }
 }
 
 // One row alone: two panels at once, so that four chains hide the latency of the multiply-adds.
-void multiply_one_row(const LinearTask& task, int64_t row, int64_t first_panel,
-                      int64_t num_panels) {
+void multiply_one_row(const LinearTask& task, const LinearOutput& out, int64_t row,
+                      int64_t first_panel, int64_t num_panels) {
   int64_t p = first_panel;
   const int64_t end = first_panel + num_panels;
   for (; p + 2 <= end; p += 2) {
-    multiply_tile<1, 2 * kPanelVectors>(task, row, task.packed + p * task.in_features * kPanelWidth,
-                                        p * kPanelWidth);
+    multiply_tile<1, 2 * kPanelVectors>(
+        task, out, row, task.packed + p * task.in_features * kPanelWidth, p * kPanelWidth);
   }
-  if (p < end) multiply_rows<1>(task, row, p);
+  if (p < end) multiply_rows<1>(task, out, row, p);
 }
 
 template <int ROWS>
-CHAIRLIFT_INLINE void multiply_up_to(const LinearTask& task, int64_t row, int64_t num_rows,
-                                     int64_t panel) {
+CHAIRLIFT_INLINE void multiply_up_to(const LinearTask& task, const LinearOutput& out, int64_t row,
+                                     int64_t num_rows, int64_t panel) {
   if constexpr (ROWS > 1) {
-    if (num_rows < ROWS) return multiply_up_to<ROWS - 1>(task, row, num_rows, panel);
+    if (num_rows < ROWS) return multiply_up_to<ROWS - 1>(task, out, row, num_rows, panel);
   }
-  multiply_rows<ROWS>(task, row, panel);
+  multiply_rows<ROWS>(task, out, row, panel);
 }
 
 void linear_f32(const LinearTask& task, const LinearTile& tile) {
+  LinearOutput out = {tile.out, tile.num_panels * kPanelWidth, tile.first_row,
+                      tile.first_panel * kPanelWidth};
+  if (!tile.out) {
+    out.stride = task.out_features;
+    out.corner = task.out + out.first_row * out.stride + out.first_column;
+  }
   if (tile.num_rows == 1) {
-    return multiply_one_row(task, tile.first_row, tile.first_panel, tile.num_panels);
+    return multiply_one_row(task, out, tile.first_row, tile.first_panel, tile.num_panels);
   }
   // Row counts that differ by at most one, rather than full tiles and a thin rest.
   const int64_t num_steps = (tile.num_rows + kLinearRows - 1) / kLinearRows;
@@ -112,7 +129,7 @@ void linear_f32(const LinearTask& task, const LinearTile& tile) {
     for (int64_t step = 0; step < num_steps; ++step) {
       const int64_t begin = tile.num_rows * step / num_steps;
       const int64_t end = tile.num_rows * (step + 1) / num_steps;
-      multiply_up_to<kLinearRows>(task, tile.first_row + begin, end - begin, panel);
+      multiply_up_to<kLinearRows>(task, out, tile.first_row + begin, end - begin, panel);
     }
   }
 }

@@ -382,6 +382,9 @@ void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scra
         if (is_gated) {
           o.out = gates + i * kQ8PanelColumns;
           o.out_stride = stride;
+        } else if (tile.out) {
+          o.out = tile.out + begin * stride + first * kQ8PanelColumns;
+          o.out_stride = stride;
         } else {
           o.out = task.out + row * w.out_features + column;
           o.out_stride = w.out_features;

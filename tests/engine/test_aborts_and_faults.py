@@ -214,13 +214,18 @@ def test_sampler_fault_ends_its_request_only(
     fault: type[Exception],
     after: int,
 ) -> None:
-    original = sampler._sample_row
+    originals = sampler.row_query, sampler._sample_row
 
-    def sample(logits: Any, peak: float, best: int, state: RequestSamplingState) -> Any:
+    def ask(state: RequestSamplingState) -> Any:
         if is_bad(state) and state.num_output_tokens == after:
             raise fault("out of snow")
-        return original(logits, peak, best, state)
+        return originals[0](state)
 
+    def sample(logits: Any, peak: float, best: int, state: RequestSamplingState) -> Any:
+        ask(state)
+        return originals[1](logits, peak, best, state)
+
+    monkeypatch.setattr(sampler, "row_query", ask)
     monkeypatch.setattr(sampler, "_sample_row", sample)
     check_trio(trio, expected)
 

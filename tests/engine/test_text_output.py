@@ -5,7 +5,7 @@ The tiny model speaks single bytes, so at a high temperature nearly every charac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from chairlift.core.scheduler_output import SampledToken
 from chairlift.engine.engine import Engine
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.outputs import CompletionOutput
-from chairlift.runner import sampler
+from chairlift.runner.logits_processors import RequestSamplingState
+from chairlift.runner.sampler import Sampler, SamplerOutput
 from chairlift.sampling_params import SamplingParams
 from engines import Job, make_engine, run_jobs
 
@@ -63,11 +64,12 @@ def script(load_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def write(text: str) -> None:
         ids = [*load_tiny().tokenizer.encode(text), 1]
-        monkeypatch.setattr(
-            sampler,
-            "_sample_row",
-            lambda logits, peak, best, state: SampledToken(token_id=ids[state.num_output_tokens]),
-        )
+
+        def sample(self: Sampler, head: Any, states: Sequence[RequestSamplingState]) -> Any:
+            tokens = [SampledToken(token_id=ids[state.num_output_tokens]) for state in states]
+            return SamplerOutput(tokens=list(tokens), errors={})
+
+        monkeypatch.setattr(Sampler, "sample", sample)
 
     return write
 

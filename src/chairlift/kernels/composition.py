@@ -11,6 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
+from chairlift.kernels.candidates import (
+    ROWS_AT_ONCE,
+    CandidateQuery,
+    Candidates,
+    empty_candidates,
+    search_rows,
+)
 from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
 from chairlift.kernels.interface import (
     AttentionSpec,
@@ -118,6 +125,22 @@ class ComposedKernels(FloatKernels):
     ) -> FloatArray:
         """[R, vocab]: only the `rows` that will be sampled reach the output head."""
         return self.linear(self.rms_norm(x[rows], norm, eps), head)
+
+    def candidates(
+        self,
+        x: FloatArray,
+        norm: FloatArray,
+        eps: float,
+        head: Linear,
+        rows: IntArray,
+        query: CandidateQuery,
+    ) -> Candidates:
+        """What `query` asks about the logits of `rows`, of which some are there for a moment."""
+        found = empty_candidates(len(rows), query.max_listed)
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            part = rows[start : start + ROWS_AT_ONCE]
+            search_rows(self.logits(x, norm, eps, head, part), query, found, start)
+        return found
 
 
 def float_kv_block(

@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.kernels.candidates import CandidateQuery, Candidates
 from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
 from chairlift.kernels.kv_dtype import KvDtype
 
@@ -257,6 +258,18 @@ class Kernels(Protocol):
         self, x: FloatArray, norm: FloatArray, eps: float, head: Linear, rows: IntArray
     ) -> FloatArray:
         """[R, vocab]: the output head applied to the normalised `rows` of x only."""
+        ...
+
+    def candidates(
+        self,
+        x: FloatArray,
+        norm: FloatArray,
+        eps: float,
+        head: Linear,
+        rows: IntArray,
+        query: CandidateQuery,
+    ) -> Candidates:
+        """What `query` asks about the same logits; they need not all be there at any time."""
         ...
 
 

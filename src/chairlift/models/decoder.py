@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chairlift.errors import ModelFileError
+from chairlift.kernels.candidates import CandidateQuery, Candidates
 from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.kernels.interface import (
     AttentionSpec,
@@ -58,7 +59,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """A loaded model.  `forward` then `logits` is one step for T tokens."""
+    """A loaded model.  `forward`, then `candidates` or `logits`, is one step for T tokens."""
 
     config: ModelConfig
     kernels: Kernels
@@ -83,6 +84,11 @@ class Decoder:
     def logits(self, x: FloatArray, rows: IntArray) -> FloatArray:
         """[R, vocab] for R rows of the hidden states."""
         return self.kernels.logits(x, self.output_norm, self.config.rms_norm_eps, self.head, rows)
+
+    def candidates(self, x: FloatArray, rows: IntArray, query: CandidateQuery) -> Candidates:
+        """What `query` asks about the logits of R rows of the hidden states."""
+        eps = self.config.rms_norm_eps
+        return self.kernels.candidates(x, self.output_norm, eps, self.head, rows, query)
 
 
 def load_decoder(

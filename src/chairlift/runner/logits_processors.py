@@ -15,13 +15,15 @@ Knows token ids, never text; knows neither other requests nor how a token is dra
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.errors import RequestError
+from chairlift.kernels.counter_random import stream_base
 from chairlift.kernels.interface import FloatArray
+from chairlift.runner.list_plan import ListPlan, plan_list
 from chairlift.sampling_params import SamplingParams
 
 TokenIdArray = NDArray[np.int64]
@@ -97,6 +99,17 @@ class BadWords:
         return banned
 
 
+class SparseEdits(NamedTuple):
+    """Changes to single logits of a row, in this order; arrays as they lie in the state."""
+
+    token_ids: list[TokenIdArray]
+    values: list[FloatArray]
+    """Added to the logits, minus infinity being a mask; then numbers of occurrences to penalise."""
+    num_added: int
+    penalties: tuple[float, float, float]
+    """Repetition, frequency and presence."""
+
+
 class RequestSamplingState:
     """One request's options, turned into arrays, and what it has generated so far.
 
@@ -109,11 +122,16 @@ class RequestSamplingState:
         "_biased",
         "_biases",
         "_counts",
+        "_penalties",
         "_stop_ids",
+        "_stop_masks",
         "choice",
+        "list_plan",
         "num_output_tokens",
         "params",
         "seed",
+        "stream_base",
+        "temperature",
     )
 
     def __init__(
@@ -138,14 +156,23 @@ class RequestSamplingState:
             raise RequestError("a sampled request needs a seed; draw one for it", field="seed")
         self.seed: Final = 0 if resolved is None else resolved
         self.choice: Final = choice
+        self.stream_base: Final = stream_base(self.seed, choice)
+        self.temperature: Final = divisor_of(params)
+        self.list_plan: Final[ListPlan] = plan_list(params, float(self.temperature), vocab_size)
         self.num_output_tokens = 0
         self._allowed = _ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
         self._biased = _ids("logit_bias", list(params.logit_bias), vocab_size)
         self._biases: FloatArray = np.array(list(params.logit_bias.values()), dtype=np.float32)
         stops = stop_token_ids if params.min_tokens else ()
         self._stop_ids = _ids("stop_token_ids", sorted(stops), vocab_size)
+        self._stop_masks: FloatArray = np.full(len(self._stop_ids), -np.inf, dtype=np.float32)
         _ids("bad_words", [token_id for word in bad_word_ids for token_id in word], vocab_size)
         self._bad_words = BadWords(bad_word_ids)
+        self._penalties = (
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        )
         self._counts: TokenCounts | None = None
         if params.repetition_penalty != 1.0:
             # A model's head may be narrower than its tokenizer; such ids have no logit to change.
@@ -165,6 +192,11 @@ class RequestSamplingState:
         )
 
     @property
+    def needs_whole_rows(self) -> bool:
+        """True: the token cannot be found without a whole row of logits."""
+        return self.params.logprobs is not None or len(self._allowed) > 0
+
+    @property
     def is_masking_stops(self) -> bool:
         """Fewer than min_tokens so far, and there is something to mask."""
         return self.num_output_tokens < self.params.min_tokens and len(self._stop_ids) > 0
@@ -176,6 +208,22 @@ class RequestSamplingState:
             self._counts.add(token_id)
         if self._bad_words:
             self._bad_words.add(token_id)
+
+    def edits(self) -> SparseEdits:
+        """What `process` does to single tokens; others it leaves alone unless few are allowed."""
+        ids, values = [self._biased], [self._biases]
+        masked = self._bad_words.forbidden() if self._bad_words else []
+        if self.is_masking_stops:
+            ids.append(self._stop_ids)
+            values.append(self._stop_masks)
+        if masked:
+            ids.append(np.array(masked, dtype=np.int64))
+            values.append(np.full(len(masked), -np.inf, dtype=np.float32))
+        num_added = sum(map(len, ids))
+        if self._counts is not None:
+            ids.append(self._counts.token_ids)
+            values.append(self._counts.counts)
+        return SparseEdits(ids, values, num_added, self._penalties)
 
     def process(self, logits: FloatArray) -> FloatArray:
         """See `process_logits`."""
@@ -223,14 +271,21 @@ def apply_penalties(row: FloatArray, seen: TokenCounts, params: SamplingParams) 
     row[ids] = values
 
 
-def scale_logits(row: FloatArray, peak: float, temperature: float) -> FloatArray:
-    """(row - peak) / temperature: [V], at most 0.  `peak` is the row's largest logit.
+def divisor_of(params: SamplingParams) -> np.float32:
+    """What logits are divided by; 0 for a greedy request."""
+    return np.float32(0.0 if params.is_greedy else min(params.temperature, _LARGEST))
+
+
+def scale_logits(
+    logits: FloatArray, peak: FloatArray | np.float32, divisor: FloatArray | np.float32
+) -> FloatArray:
+    """(logits - peak) / divisor: at most 0.  `peak` is the row's largest logit.
 
     Subtracting first keeps the precision where the probability is, at any temperature.
     """
     with np.errstate(over="ignore", under="ignore"):
-        scaled: FloatArray = row - np.float32(peak)
-        scaled /= np.float32(min(temperature, _LARGEST))
+        scaled: FloatArray = logits - peak
+        scaled /= divisor
     return scaled
 
 
@@ -242,12 +297,17 @@ def kept_token_ids(scaled: FloatArray, params: SamplingParams) -> TokenIdArray |
     ids: TokenIdArray | None = None
     if params.min_p > 0.0:
         # p >= min_p * p_max, with p = exp(scaled) * p_max
-        ids = np.flatnonzero(scaled >= np.float32(np.log(params.min_p)))
+        ids = np.flatnonzero(scaled >= smallest_scaled(params))
     if 0 < params.top_k < (len(scaled) if ids is None else len(ids)):
         ids = _narrow(ids, top_k_ids(scaled if ids is None else scaled[ids], params.top_k))
     if params.top_p < 1.0:
         ids = _narrow(ids, top_p_ids(scaled if ids is None else scaled[ids], params.top_p))
     return ids
+
+
+def smallest_scaled(params: SamplingParams) -> np.float32:
+    """The scaled logit down to which min_p keeps tokens."""
+    return np.float32(np.log(params.min_p) if params.min_p > 0.0 else -np.inf)
 
 
 def top_k_ids(values: FloatArray, k: int) -> TokenIdArray:
@@ -280,6 +340,20 @@ def top_p_ids(scaled: FloatArray, p: float) -> TokenIdArray:
     cumulated = np.cumsum(np.exp(descending), dtype=np.float64)
     num_kept = min(int(np.searchsorted(cumulated, target)) + 1, len(values))
     return _narrow(near, _at_least(values, descending[num_kept - 1], num_kept))
+
+
+def nucleus_of_listed(scaled: FloatArray, target: float, error: float) -> TokenIdArray | None:
+    """What `top_p_ids` keeps of a row of which only the largest `scaled` are there, by id.
+
+    `target` is p times the weight of the whole row, to a relative `error`.  None: that is not
+    close enough to tell, or the nucleus goes beyond what is there.
+    """
+    descending = np.sort(scaled)[::-1]
+    cumulated = np.cumsum(np.exp(descending), dtype=np.float64)
+    first, last = np.searchsorted(cumulated, (target * (1.0 - error), target * (1.0 + error)))
+    if first != last or last == len(scaled):
+        return None
+    return _at_least(scaled, descending[last], int(last) + 1)
 
 
 def _near_ids(scaled: FloatArray, weights: FloatArray, target: float) -> TokenIdArray | None:

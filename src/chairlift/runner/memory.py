@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from chairlift.config import MIN_MEMORY_SHARE, EngineConfig, parse_bytes
 from chairlift.errors import ConfigError
+from chairlift.kernels.candidates import ROWS_AT_ONCE
 from chairlift.kernels.interface import KvBlockFormat
 from chairlift.kernels.kv_dtype import KvDtype
 from chairlift.machine import Machine
@@ -21,8 +22,12 @@ _GIB = 2**30
 _MIB = 2**20
 _INTERPRETER_BYTES = 160 * _MIB
 """Python, numpy, the tokenizer and the allocator's slack."""
-LOGIT_ROWS = 64
-"""Rows of prompt log probabilities that are computed at once."""
+LOGIT_ROWS = ROWS_AT_ONCE
+"""Whole rows of logits that are there at once, for whatever they are needed."""
+_SEARCHED_ROW_BYTES = 5 * 2**10
+"""What a thread notes of a row while it computes its logits: contenders and a short list."""
+_LONG_LIST_BYTES = 34 * 2**10
+"""The same with a long list, which at most LOGIT_ROWS rows have at once."""
 _SAMPLING_ROWS = 32
 """What sampling one row holds for a moment (sorted copies, noise), counted in rows of logits."""
 
@@ -114,7 +119,10 @@ def plan_memory(
             field="max_model_len",
         )
     head_excess = head_bytes - weights_bytes
-    work_bytes = _work_bytes(model, max_num_batched_tokens, max_num_seqs, wanted_len, head_excess)
+    num_threads = asked.threads or machine.num_cpus
+    work_bytes = _work_bytes(
+        model, max_num_batched_tokens, max_num_seqs, num_threads, wanted_len, head_excess
+    )
     fixed = weights_bytes + work_bytes + _INTERPRETER_BYTES
     left = machine.free_memory_bytes - fixed
     if left < block_bytes:
@@ -125,6 +133,7 @@ def plan_memory(
             budget=left + work_bytes - block_bytes,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
+            num_threads=num_threads,
             max_model_len=wanted_len,
             head_excess=head_excess,
         )
@@ -159,6 +168,7 @@ def _work_bytes(
     model: ModelConfig,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    num_threads: int,
     max_model_len: int,
     head_excess: int,
 ) -> int:
@@ -167,11 +177,12 @@ def _work_bytes(
     `head_excess` is what preparing the head takes beyond all weights that are kept in the end.
     """
     rope_table = max_model_len * model.rope_dim
-    rows = max_num_seqs + LOGIT_ROWS + _SAMPLING_ROWS
-    step = max_num_batched_tokens * _floats_per_token(model) + rows * model.vocab_size
+    rows = LOGIT_ROWS + _SAMPLING_ROWS
+    step = 4 * (max_num_batched_tokens * _floats_per_token(model) + rows * model.vocab_size)
+    step += num_threads * max(max_num_seqs * _SEARCHED_ROW_BYTES, LOGIT_ROWS * _LONG_LIST_BYTES)
     # While gate and up are packed they are there as they were read, and stacked.
     layer = 4 * model.intermediate_size * model.hidden_size
-    return 4 * rope_table + max(4 * step, 4 * layer, head_excess)
+    return 4 * rope_table + max(step, 4 * layer, head_excess)
 
 
 def _floats_per_token(model: ModelConfig) -> int:
@@ -189,6 +200,7 @@ def _too_large(
     budget: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    num_threads: int,
     max_model_len: int,
     head_excess: int,
 ) -> ConfigError:
@@ -201,7 +213,7 @@ def _too_large(
         range(1, max_num_batched_tokens + 1),
         budget,
         key=lambda count: _work_bytes(
-            model, count, min(count, max_num_seqs), max_model_len, head_excess
+            model, count, min(count, max_num_seqs), num_threads, max_model_len, head_excess
         ),
     )
     if num_tokens == 0:

@@ -22,6 +22,7 @@ from chairlift.core.scheduler_output import (
     SchedulerOutput,
 )
 from chairlift.errors import RequestError
+from chairlift.kernels.candidates import CandidateQuery, Candidates
 from chairlift.kernels.interface import BatchLayout, FloatArray, IntArray
 from chairlift.models.decoder import Decoder
 from chairlift.outputs import PositionLogprobs
@@ -54,6 +55,21 @@ class CompletedStep:
 
     def result(self) -> RunnerOutput:
         return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """The rows of a step that will be sampled, before the output head."""
+
+    model: Decoder
+    hidden: FloatArray
+    rows: IntArray
+
+    def candidates(self, rows: Sequence[int], query: CandidateQuery) -> Candidates:
+        return self.model.candidates(self.hidden, self.rows[rows], query)
+
+    def logits(self, rows: Sequence[int]) -> FloatArray:
+        return self.model.logits(self.hidden, self.rows[rows])
 
 
 class ModelRunner:
@@ -146,7 +162,7 @@ class ModelRunner:
         if not ids:
             return {}, {}
         states = [self._riding[request_id].sampling for request_id in ids]
-        chosen = self._sampler.sample(self.model.logits(hidden, rows), states)
+        chosen = self._sampler.sample(HiddenRows(self.model, hidden, rows), states)
         sampled: dict[str, SampledToken] = {}
         for request_id, token in zip(ids, chosen.tokens, strict=True):
             if token is not None:

@@ -3,25 +3,28 @@
 Owns the choice of a token and its log probabilities.  Greedy rows take the largest logit; sampled
 rows use the Gumbel-max trick (Gumbel 1954; Maddison et al. 2014): the argmax of logits plus Gumbel
 noise is an exact draw from their softmax.  The noise hangs on the request's seed, choice and output
-position alone, so a row gives the same token, bit for bit, in any company.  Knows no request ids,
-no text and no scheduling.
+position alone, so a row gives the same token, bit for bit, in any company.
+
+A row takes the cheapest of two routes: a few candidates that the output head finds while it
+computes logits (`candidate_choice.py`), or the whole row of logits, where log probabilities are
+asked for, a mask covers nearly everything, or candidates leave the token undecided.  Both give the
+same token.  Knows no request ids, no text and no scheduling.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from chairlift.core.scheduler_output import SampledToken
 from chairlift.errors import RequestError
-from chairlift.kernels.interface import FloatArray
-from chairlift.outputs import PositionLogprobs, TokenLogprob
-from chairlift.runner.counter_random import (
+from chairlift.kernels.candidates import CandidateQuery, Candidates
+from chairlift.kernels.counter_random import (
     WordArray,
     gumbel_of_words,
     stream_key,
@@ -29,6 +32,10 @@ from chairlift.runner.counter_random import (
     words,
     words_of,
 )
+from chairlift.kernels.interface import FloatArray
+from chairlift.outputs import PositionLogprobs, TokenLogprob
+from chairlift.runner.candidate_choice import UNDECIDED, choose_tokens
+from chairlift.runner.candidate_query import RowQuery, build_query, row_query
 from chairlift.runner.logits_processors import (
     RequestSamplingState,
     TokenIdArray,
@@ -37,11 +44,22 @@ from chairlift.runner.logits_processors import (
     scale_logits,
     top_k_ids,
 )
+from chairlift.runner.memory import LOGIT_ROWS
 
 logger = logging.getLogger(__name__)
 
 _NEAR: Final = 8.0
 """Scaled logits this far below the best rarely win; their noise is first compared as integers."""
+
+
+SHORT_LIST: Final = 256
+"""Largest logits of a restricted row that are listed at first, while logits are computed."""
+LONG_LIST: Final = 2048
+"""And at second, of rows that are not decided yet."""
+
+
+FEW_ROWS: Final = 8
+"""For so many greedy rows asking costs more than writing all logits and taking the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +70,44 @@ class SamplerOutput:
     errors: dict[int, str]
 
 
+class OutputHead(Protocol):
+    """Rows of logits that are not computed yet; `rows` are indices of them."""
+
+    def candidates(self, rows: Sequence[int], query: CandidateQuery) -> Candidates: ...
+
+    def logits(self, rows: Sequence[int]) -> FloatArray: ...
+
+
 class Sampler:
     """Chooses the next token of every row.  Remembers nothing between calls."""
 
-    def sample(self, logits: FloatArray, states: Sequence[RequestSamplingState]) -> SamplerOutput:
+    def sample(self, head: OutputHead, states: Sequence[RequestSamplingState]) -> SamplerOutput:
+        """One token for each row of `head`, row i by the options of `states[i]`.
+
+        Leaves the states unchanged: the caller appends the tokens.  Whatever goes wrong with one
+        row becomes that row's error, and the others have their tokens.
+        """
+        if len(states) <= FEW_ROWS and all(state.params.is_greedy for state in states):
+            return self.sample_logits(head.logits(list(range(len(states)))), states)
+        tokens: list[SampledToken | None] = [None] * len(states)
+        errors: dict[int, str] = {}
+        asked, whole = _divide_rows(states)
+        for row, token_id in _choose(head, asked).items():
+            if token_id == UNDECIDED:
+                whole.append(row)
+            else:
+                tokens[row] = SampledToken(token_id=token_id)
+        whole.sort()
+        for part in _parts(whole):
+            result = self.sample_logits(head.logits(part), [states[row] for row in part])
+            for row, token in zip(part, result.tokens, strict=True):
+                tokens[row] = token
+            errors.update((part[index], message) for index, message in result.errors.items())
+        return SamplerOutput(tokens=tokens, errors=errors)
+
+    def sample_logits(
+        self, logits: FloatArray, states: Sequence[RequestSamplingState]
+    ) -> SamplerOutput:
         """One token for each row of `logits` [R, V], row i by the options of `states[i]`.
 
         Leaves both unchanged: the caller appends the tokens to the states.  Whatever goes wrong
@@ -131,6 +183,54 @@ def draw_token(scaled: FloatArray, kept: TokenIdArray | None, key: int) -> int:
     return token_id
 
 
+def _divide_rows(
+    states: Sequence[RequestSamplingState],
+) -> tuple[dict[int, RowQuery], list[int]]:
+    """Rows whose candidates suffice, as a rule, and rows that must be there as a whole."""
+    asked: dict[int, RowQuery] = {}
+    whole: list[int] = []
+    for row, state in enumerate(states):
+        try:
+            query = row_query(state)
+        except Exception:  # looked at alone, the row will say what is wrong with it
+            query = None
+        if query is None:
+            whole.append(row)
+        else:
+            asked[row] = query
+    return asked, whole
+
+
+def _choose(head: OutputHead, asked: Mapping[int, RowQuery]) -> dict[int, int]:
+    """Token ids by row, UNDECIDED among them.  Few rows need long lists, so those come second."""
+    chosen: dict[int, int] = {}
+    short: list[int] = []
+    if asked:
+        found, query = _find(head, asked, list(asked), SHORT_LIST)
+        token_ids = choose_tokens(found, query, [row.params for row in asked.values()])
+        chosen = dict(zip(asked, token_ids.tolist(), strict=True))
+        is_cut = (token_ids == UNDECIDED) & (found.rows["num_listed"] == SHORT_LIST)
+        rows = list(asked)
+        short = [rows[index] for index in np.flatnonzero(is_cut).tolist()]
+    for part in _parts(short):
+        found, query = _find(head, asked, part, LONG_LIST)
+        token_ids = choose_tokens(found, query, [asked[row].params for row in part])
+        chosen.update(zip(part, token_ids.tolist(), strict=True))
+    return chosen
+
+
+def _find(
+    head: OutputHead, asked: Mapping[int, RowQuery], rows: list[int], max_listed: int
+) -> tuple[Candidates, CandidateQuery]:
+    query = build_query([asked[row] for row in rows], max_listed)
+    return head.candidates(rows, query), query
+
+
+def _parts(rows: list[int]) -> Iterator[list[int]]:
+    """As many rows at once as the memory plan has room for."""
+    return (rows[start : start + LOGIT_ROWS] for start in range(0, len(rows), LOGIT_ROWS))
+
+
 def _sample_row(
     logits: FloatArray, peak: float, best: int, state: RequestSamplingState
 ) -> SampledToken:
@@ -143,7 +243,7 @@ def _sample_row(
         best = int(row.argmax())
         peak = float(row[best])
     if not params.is_greedy:
-        scaled = scale_logits(row, peak, params.temperature)
+        scaled = scale_logits(row, np.float32(peak), state.temperature)
         key = stream_key(state.seed, state.choice, state.num_output_tokens)
         best = draw_token(scaled, kept_token_ids(scaled, params), key)
     if params.logprobs is None:

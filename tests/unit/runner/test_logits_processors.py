@@ -15,6 +15,7 @@ from chairlift.runner.logits_processors import (
     BadWords,
     RequestSamplingState,
     TokenCounts,
+    divisor_of,
     kept_token_ids,
     process_logits,
     scale_logits,
@@ -251,14 +252,15 @@ def test_a_rebuilt_state_equals_the_one_that_grew() -> None:
 @pytest.mark.parametrize("temperature", [1e-4, 0.7, 1.0, 100.0, 1e300])
 def test_scaled_logits_are_finite_differences_from_the_best(temperature: float) -> None:
     row = row_of([3.0, 5.0, -2.0, -math.inf, 4.999])
-    scaled = scale_logits(row, 5.0, temperature)
+    divisor = divisor_of(SamplingParams(temperature=temperature))
+    scaled = scale_logits(row, np.float32(5.0), divisor)
     exact = (row.astype(np.float64) - 5.0) / min(temperature, float(np.finfo(np.float32).max))
     np.testing.assert_allclose(scaled, exact, rtol=1e-6)
     assert scaled[1] == 0.0
 
 
 def test_far_apart_logits_scale_without_a_warning() -> None:
-    scaled = scale_logits(row_of([3e38, -3e38, 0.0]), float(np.float32(3e38)), 1e-5)
+    scaled = scale_logits(row_of([3e38, -3e38, 0.0]), np.float32(3e38), np.float32(1e-5))
     assert scaled.tolist() == [0.0, -math.inf, -math.inf]
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.scheduler_output import SampledToken
+from chairlift.kernels.counter_random import gumbel, stream_key
 from chairlift.outputs import PositionLogprobs
-from chairlift.runner.counter_random import gumbel, stream_key
 from chairlift.runner.logits_processors import RequestSamplingState
 from chairlift.runner.sampler import Sampler, SamplerOutput, draw_token, position_logprobs
 from chairlift.sampling_params import SamplingParams
@@ -48,7 +48,7 @@ def state_of(
 
 
 def one(row: np.ndarray, state: RequestSamplingState) -> SampledToken:
-    result = SAMPLER.sample(row[np.newaxis], [state])
+    result = SAMPLER.sample_logits(row[np.newaxis], [state])
     assert result.errors == {}
     token = result.tokens[0]
     assert token is not None
@@ -159,7 +159,7 @@ def test_draw_is_the_plain_argmax_of_logits_plus_noise(seed: int, spread: float,
 def test_greedy_takes_the_largest_and_the_lowest_id_on_ties() -> None:
     rows = np.array([[0, 3, 3, 1], [5, 5, 5, 5], [-4, -2, -3, -1]], dtype=np.float32)
     states = [state_of(4, temperature=0.0) for _ in rows]
-    result = SAMPLER.sample(rows, states)
+    result = SAMPLER.sample_logits(rows, states)
     assert [token.token_id for token in result.tokens if token] == [1, 0, 3]
 
 
@@ -232,11 +232,11 @@ def test_a_row_gives_the_same_bits_alone_and_in_any_company(vocab_size: int) -> 
     logits = (rng.standard_normal((len(MIXED), vocab_size)) * 3).astype(np.float32)
     states = [state_of(vocab_size, **options) for options in MIXED]
     alone = [one(row, state) for row, state in zip(logits, states, strict=True)]
-    together = SAMPLER.sample(logits, states)
+    together = SAMPLER.sample_logits(logits, states)
     assert together == SamplerOutput(tokens=list(alone), errors={})
     for _ in range(5):
         order = rng.permutation(len(MIXED))[: rng.integers(1, len(MIXED) + 1)]
-        company = SAMPLER.sample(logits[order], [states[i] for i in order])
+        company = SAMPLER.sample_logits(logits[order], [states[i] for i in order])
         assert company.tokens == [alone[i] for i in order]
 
 
@@ -244,11 +244,11 @@ def test_company_of_broken_rows_changes_nothing() -> None:
     rng = np.random.default_rng(5)
     logits = (rng.standard_normal((4, 500)) * 3).astype(np.float32)
     states = [state_of(500, seed=i) for i in range(4)]
-    expected = SAMPLER.sample(logits, states).tokens
+    expected = SAMPLER.sample_logits(logits, states).tokens
     broken = logits.copy()
     broken[1, 7] = np.nan
     broken[2] = -np.inf
-    result = SAMPLER.sample(broken, states)
+    result = SAMPLER.sample_logits(broken, states)
     assert [result.tokens[0], result.tokens[3]] == [expected[0], expected[3]]
     assert result.tokens[1] is None and result.tokens[2] is None
     assert set(result.errors) == {1, 2}
@@ -259,10 +259,10 @@ def test_sampling_leaves_logits_and_states_alone() -> None:
     before = logits.copy()
     states = [state_of(2048, **options) for options in MIXED]
     lengths = [state.num_output_tokens for state in states]
-    first = SAMPLER.sample(logits, states)
+    first = SAMPLER.sample_logits(logits, states)
     assert np.array_equal(logits, before)
     assert [state.num_output_tokens for state in states] == lengths
-    assert SAMPLER.sample(logits, states) == first
+    assert SAMPLER.sample_logits(logits, states) == first
 
 
 # -- errors --------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_unusable_logits_end_one_request(
         logits[1] = -np.inf
     else:
         logits[1, 5] = spoil
-    result = SAMPLER.sample(logits, [state_of(8, temperature=temperature) for _ in range(2)])
+    result = SAMPLER.sample_logits(logits, [state_of(8, temperature=temperature) for _ in range(2)])
     assert result.tokens[0] is not None
     assert result.tokens[1] is None
     assert list(result.errors) == [1]
@@ -298,7 +298,7 @@ def test_some_minus_infinities_are_no_error() -> None:
 
 def test_masks_that_leave_nothing_end_one_request() -> None:
     empty = state_of(8, allowed_token_ids=[2], bad_word_ids=((2,),))
-    result = SAMPLER.sample(np.stack([ROW, ROW]), [empty, state_of(8, temperature=0.0)])
+    result = SAMPLER.sample_logits(np.stack([ROW, ROW]), [empty, state_of(8, temperature=0.0)])
     assert "leave no token" in result.errors[0]
     assert result.tokens == [None, SampledToken(token_id=2)]
 
@@ -311,7 +311,7 @@ def test_a_fault_in_one_request_ends_that_request(caplog: pytest.LogCaptureFixtu
 
     faulty = Faulty([], SamplingParams(), stop_token_ids=(), vocab_size=8, seed=0)
     with caplog.at_level(logging.ERROR):
-        result = SAMPLER.sample(np.stack([ROW, ROW]), [faulty, state_of(8, temperature=0.0)])
+        result = SAMPLER.sample_logits(np.stack([ROW, ROW]), [faulty, state_of(8, temperature=0.0)])
     assert result.errors == {0: "sampling failed: KeyError: 'lost'"}
     assert result.tokens == [None, SampledToken(token_id=2)]
     assert "sampling failed" in caplog.text
@@ -319,9 +319,9 @@ def test_a_fault_in_one_request_ends_that_request(caplog: pytest.LogCaptureFixtu
 
 def test_no_rows_no_tokens_and_a_missing_state_is_our_mistake() -> None:
     empty = np.empty((0, 8), dtype=np.float32)
-    assert SAMPLER.sample(empty, []) == SamplerOutput(tokens=[], errors={})
+    assert SAMPLER.sample_logits(empty, []) == SamplerOutput(tokens=[], errors={})
     with pytest.raises(ValueError, match="1 rows of logits for 0 requests"):
-        SAMPLER.sample(ROW[np.newaxis], [])
+        SAMPLER.sample_logits(ROW[np.newaxis], [])
 
 
 # -- log probabilities ---------------------------------------------------------------------------

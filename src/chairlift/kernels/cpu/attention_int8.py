@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.aligned import ALIGNMENT_BYTES
+from chairlift.kernels.cpu.array_checks import check_array
 from chairlift.kernels.cpu.kv_tasks import KV_TYPES, AttentionTask, QkvToCacheTask
 from chairlift.kernels.cpu.library import NativeLibrary
-from chairlift.kernels.cpu.ops import check_array
 from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray, RopeTable
 
 KV_INT8 = KV_TYPES["int8"]

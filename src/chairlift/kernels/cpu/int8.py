@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.aligned import aligned_empty
+from chairlift.kernels.candidates import CandidateQuery, Candidates
 from chairlift.kernels.composition import float_kv_block
+from chairlift.kernels.cpu.array_checks import check_array
 from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
+from chairlift.kernels.cpu.candidates import call_with_query
 from chairlift.kernels.cpu.layer_blocks import LayerBlocks
 from chairlift.kernels.cpu.library import load_library
 from chairlift.kernels.cpu.linear_q8 import (
@@ -27,7 +31,6 @@ from chairlift.kernels.cpu.linear_q8 import (
     check_floats,
     pointer,
 )
-from chairlift.kernels.cpu.ops import check_array
 from chairlift.kernels.grouped_weights import (
     QUANTISED_FLOATS,
     GroupedWeights,
@@ -253,6 +256,35 @@ class Int8Kernels(Kernels):
             )
         )
         return result
+
+    def candidates(
+        self,
+        x: FloatArray,
+        norm: FloatArray,
+        eps: float,
+        head: Linear,
+        rows: IntArray,
+        query: CandidateQuery,
+    ) -> Candidates:
+        """What `query` asks about the logits of `rows`, found while they are computed."""
+        packed = as_quantised(head)
+        chosen = x[rows]
+        check_floats("x", chosen, (len(query), packed.in_features))
+        check_floats("norm", norm, (packed.in_features,))
+        return call_with_query(
+            self.library,
+            query,
+            partial(
+                self._functions.chairlift_candidates_q8,
+                self._pool,
+                chosen.ctypes.data,
+                len(chosen),
+                norm.ctypes.data,
+                eps,
+                packed.packed.ctypes.data,
+                pointer(packed.bias),
+            ),
+        )
 
     def _is_fast(self, in_layer: bool) -> bool:
         """The head and the table stay as they are."""

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chairlift.kernels.aligned import aligned_empty
+from chairlift.kernels.cpu.array_checks import check_array
 from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
 from chairlift.kernels.cpu.block_tasks import AttentionBlockTask, BlockTask, MlpBlockTask
 from chairlift.kernels.cpu.kv_tasks import KV_TYPES, AttentionTask, QkvToCacheTask
 from chairlift.kernels.cpu.library import NativeLibrary
 from chairlift.kernels.cpu.linear_q8 import as_quantised, check_floats, pointer
-from chairlift.kernels.cpu.ops import check_array, check_cache
+from chairlift.kernels.cpu.ops import check_cache
 from chairlift.kernels.interface import (
     AttentionSpec,
     AttentionWeights,

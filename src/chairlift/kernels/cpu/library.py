@@ -98,6 +98,17 @@ SIGNATURES = {
         (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, SIZE, FLOATS),
     ),
     "chairlift_run_blocks": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p, SIZE)),
+    "chairlift_candidates_f32": (
+        ctypes.c_int32,
+        (ctypes.c_void_p, FLOATS, SIZE, FLOATS, FLOATS, SIZE, SIZE, ctypes.c_void_p),
+    ),
+    "chairlift_candidates_q8": (
+        ctypes.c_int32,
+        (
+            *(ctypes.c_void_p, FLOATS, SIZE, FLOATS, ctypes.c_float),
+            *(ctypes.c_void_p, FLOATS, ctypes.c_void_p),
+        ),
+    ),
     "chairlift_quantize_rows": (
         ctypes.c_int32,
         (ctypes.c_void_p, FLOATS, SIZE, SIZE, SIZE, ctypes.c_void_p),

@@ -9,17 +9,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from chairlift.kernels.aligned import aligned_empty
+from chairlift.kernels.candidates import CandidateQuery, Candidates
+from chairlift.kernels.cpu.array_checks import check_array
+from chairlift.kernels.cpu.candidates import call_with_query
 from chairlift.kernels.cpu.kv_tasks import KV_TYPES, AttentionTask, KvToCacheTask
 from chairlift.kernels.cpu.library import load_library
 from chairlift.kernels.interface import (
     AttentionSpec,
     BatchLayout,
     FloatArray,
+    IntArray,
     KvArray,
     Linear,
     Matrix,
@@ -101,6 +106,35 @@ class NativeKernels(ReferenceKernels):
         )
         return result
 
+    def candidates(
+        self,
+        x: FloatArray,
+        norm: FloatArray,
+        eps: float,
+        head: Linear,
+        rows: IntArray,
+        query: CandidateQuery,
+    ) -> Candidates:
+        """What `query` asks about the logits of `rows`, found while they are computed."""
+        if not isinstance(head, NativeLinear):
+            raise TypeError(f"this matrix was prepared by another backend: {type(head).__name__}")
+        normed = self.rms_norm(x[rows], norm, eps)
+        check_array("x", normed, np.float32, (len(query), head.in_features))
+        return call_with_query(
+            self.library,
+            query,
+            partial(
+                self._functions.chairlift_candidates_f32,
+                self._pool,
+                normed.ctypes.data,
+                len(normed),
+                head.packed.ctypes.data,
+                None if head.bias is None else head.bias.ctypes.data,
+                head.out_features,
+                head.in_features,
+            ),
+        )
+
     def store_kv(
         self,
         key: FloatArray,
@@ -170,22 +204,6 @@ class NativeKernels(ReferenceKernels):
             self._functions.chairlift_paged_attention(self._pool, ctypes.byref(task))
         )
         return result
-
-
-def check_array(
-    name: str, array: NDArray[np.generic], dtype: DTypeLike, shape: tuple[int | None, ...]
-) -> None:
-    """Raise ValueError unless `array` is dense, of `dtype` and of `shape` (None: any length)."""
-    if array.dtype != dtype:
-        raise ValueError(f"{name} must be {np.dtype(dtype)}, not {array.dtype}")
-    fits = array.ndim == len(shape) and all(
-        wanted is None or wanted == actual
-        for wanted, actual in zip(shape, array.shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(f"{name} must have shape {shape}, not {array.shape}")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name} must be C-contiguous")
 
 
 def check_rows(name: str, rows: FloatArray, shape: tuple[int, ...]) -> None:

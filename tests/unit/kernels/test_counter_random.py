@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.runner.counter_random import (
+from chairlift.kernels.counter_random import (
     gumbel,
     gumbel_of_words,
     stream_key,

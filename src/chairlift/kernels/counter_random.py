@@ -2,7 +2,8 @@
 
 A request draws the same noise whatever runs beside it, and after a preemption, because no
 generator advances: each value is a hash of its own key.  The value of a token depends neither on
-how many values are asked for nor on which others.  Knows nothing of logits or requests.
+how many values are asked for nor on which others.  The native library draws the same words
+(csrc/logit_scan.cpp).  Knows nothing of logits or requests.
 
 ```
 step(x)  = mix(x + GAMMA)                                  one step of SplitMix64
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 Float64Array = NDArray[np.float64]
 WordArray = NDArray[np.uint32]
+KeyArray = NDArray[np.uint64]
 TokenIdArray = NDArray[np.int64]
 
 _MASK: Final = 2**64 - 1
@@ -36,7 +38,17 @@ _SCALE: Final = 2.0**-32
 
 def stream_key(seed: int, choice: int, position: int) -> int:
     """64-bit key of one drawn token.  Seeds that are equal modulo 2**64 are the same seed."""
-    return _step(_step(_step(seed) + choice) + position)
+    return _step(stream_base(seed, choice) + position)
+
+
+def stream_base(seed: int, choice: int) -> int:
+    """What the keys of one request's tokens have in common."""
+    return _step(_step(seed) + choice)
+
+
+def stream_keys(bases: KeyArray, positions: KeyArray) -> KeyArray:
+    """[R] keys, one for each base and position."""
+    return _mix_states(np.ones(len(bases), np.uint64), bases + positions)
 
 
 def words(key: int, size: int) -> WordArray:
@@ -46,8 +58,11 @@ def words(key: int, size: int) -> WordArray:
     return halves
 
 
-def words_of(key: int, token_ids: TokenIdArray) -> WordArray:
-    """The words of these tokens only: `words(key, size)[token_ids]` without the rest."""
+def words_of(key: int | KeyArray, token_ids: TokenIdArray) -> WordArray:
+    """The words of these tokens only: `words(key, size)[token_ids]` without the rest.
+
+    `key` may be an array that fits `token_ids`: a key for each.
+    """
     ids = token_ids.astype(np.uint64)
     mixed = _mix_states((ids >> np.uint64(1)) + np.uint64(1), key)
     shift = (ids & np.uint64(1)) << np.uint64(5)
@@ -91,11 +106,11 @@ def _step(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mix_states(steps: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+def _mix_states(steps: KeyArray, key: int | KeyArray) -> KeyArray:
     """mix(key + steps * GAMMA), modulo 2**64, written over `steps`."""
     states = steps
     states *= np.uint64(_GAMMA)
-    states += np.uint64(key)
+    states += np.asarray(key, np.uint64)
     states ^= states >> np.uint64(30)
     states *= np.uint64(_FIRST)
     states ^= states >> np.uint64(27)
