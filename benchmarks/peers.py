@@ -197,9 +197,7 @@ def main() -> None:
     contenders = [
         Contender(engine, settings)
         for engine in asked.engines
-        for settings in CONTENDERS[engine][
-            : COMPARED[engine] if asked.command == "compare" else None
-        ]
+        for settings in CONTENDERS[engine][: COMPARED[engine] if is_compare else None]
     ]
     for workload in asked.workloads:
         compare(rivals, contenders, workload, asked.rounds)
