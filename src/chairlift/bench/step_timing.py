@@ -14,8 +14,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, cast
 
 from chairlift.bench.drive import Target
@@ -28,10 +29,14 @@ from chairlift.runner.model_runner import ModelRunner
 
 
 class KernelClock:
-    """Stands before a backend and adds up the seconds inside it."""
+    """Stands before a backend and adds up the seconds inside it.
+
+    What a backend only puts off until the end of `one_call` is Python's work, and the end its own.
+    """
 
     def __init__(self, kernels: Kernels, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = 0.0
+        self.is_putting_off = False
         self._kernels = kernels
         self._clock = clock
 
@@ -41,14 +46,48 @@ class KernelClock:
             return value
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            start = self._clock()
-            try:
+            if self.is_putting_off:
                 return value(*arguments, **named)
-            finally:
-                self.seconds += self._clock() - start
+            with self.running():
+                result = value(*arguments, **named)
+            is_nothing = isinstance(result, nullcontext)
+            if isinstance(result, AbstractContextManager) and not is_nothing:
+                return _PutOff(result, self)
+            return result
 
         setattr(self, name, timed)
         return timed
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time that this lasts."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds += self._clock() - start
+
+
+class _PutOff(AbstractContextManager[Any]):
+    """A backend's `one_call`: only its end is the backend's time."""
+
+    def __init__(self, inner: AbstractContextManager[Any], clock: KernelClock) -> None:
+        self._inner = inner
+        self._clock = clock
+
+    def __enter__(self) -> Any:
+        self._clock.is_putting_off = True
+        return self._inner.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        self._clock.is_putting_off = False
+        with self._clock.running():
+            return self._inner.__exit__(kind, error, trace)
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import pytest
 
 from chairlift.bench.drive import EngineTarget, OpenLoop, drive
@@ -53,6 +56,46 @@ def test_seconds_inside_a_backend() -> None:
     with pytest.raises(ValueError, match="no"):
         clock.fail()
     assert clock.seconds == 3.0
+
+
+class PuttingOff(SlowKernels):
+    """Runs everything at the end of `one_call`, in three seconds."""
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        yield
+        self.now += 3.0
+
+
+def test_what_is_put_off_counts_where_it_runs() -> None:
+    slow = PuttingOff()
+    clock = KernelClock(slow, clock=lambda: slow.now)
+    with clock.one_call():
+        slow.now += 10.0
+        clock.outer(3, factor=2)
+    assert clock.seconds == 3.0
+    clock.outer(3, factor=2)
+    assert clock.seconds == 5.0
+
+
+def test_nothing_put_off_counts_at_once() -> None:
+    slow = SlowKernels()
+    slow.one_call = nullcontext
+    clock = KernelClock(slow, clock=lambda: slow.now)
+    with clock.one_call():
+        slow.now += 10.0
+        clock.outer(3, factor=2)
+    assert clock.seconds == 2.0
+
+
+def test_a_fault_inside_reaches_the_backend() -> None:
+    slow = PuttingOff()
+    clock = KernelClock(slow, clock=lambda: slow.now)
+    with pytest.raises(ValueError, match="no"), clock.one_call():
+        clock.fail()
+    assert clock.seconds == 0.0
+    clock.inner()
+    assert clock.seconds == 0.5
 
 
 def _timing(members: dict[str, str], wall_s: float, kernel_s: float) -> StepTiming:
