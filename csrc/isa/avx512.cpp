@@ -6,7 +6,7 @@
 
 namespace chairlift {
 
-extern const KernelTable kAvx512Kernels = {"avx512", linear_f32, paged_attention, fma_burst,
+extern const KernelTable kAvx512Kernels = {"avx512", linear_f32, &kFloatAttention, fma_burst,
                                            &kAvx512VnniQ8Kernels};
 
 }  // namespace chairlift

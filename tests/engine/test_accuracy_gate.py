@@ -12,13 +12,8 @@ from typing import get_args
 
 import pytest
 
-from chairlift.bench.accuracy import (
-    FLOAT32_KERNELS,
-    AccuracyBounds,
-    KernelMode,
-    measure_accuracy,
-    read_text,
-)
+from chairlift.bench.accuracy import measure_accuracy, read_text
+from chairlift.bench.kernel_mode import FLOAT32_KERNELS, AccuracyBounds, KernelMode
 from chairlift.config import KernelsName
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.kernels.registry import create_kernels

@@ -17,8 +17,8 @@ import numpy as np
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.aligned import aligned_empty
-from chairlift.kernels.composition import float_kv_block
 from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
+from chairlift.kernels.cpu.float_pages import block_size_of, float_page_block
 from chairlift.kernels.cpu.kv_tasks import (
     KV_TYPES,
     AttentionBlockTask,
@@ -27,7 +27,7 @@ from chairlift.kernels.cpu.kv_tasks import (
 )
 from chairlift.kernels.cpu.library import load_library
 from chairlift.kernels.cpu.linear_q8 import Q8Ops, QuantizedLinear, check_floats, pointer
-from chairlift.kernels.cpu.ops import check_array, check_cache
+from chairlift.kernels.cpu.ops import check_array
 from chairlift.kernels.grouped_weights import (
     QUANTISED_FLOATS,
     GroupedWeights,
@@ -119,7 +119,9 @@ class Int8Kernels(Kernels):
                 field="kernels",
             )
         if self.kv_dtype != "int8":
-            return float_kv_block(num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype)
+            return float_page_block(
+                self.library, num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype
+            )
         page = self._page_bytes(num_kv_heads, head_dim)
         if block_size % PAGE_TOKENS:
             raise ConfigError(
@@ -336,8 +338,7 @@ class Int8Kernels(Kernels):
             check_pages(kv_cache, page)
             block_size = kv_cache.shape[2] // page * PAGE_TOKENS
         else:
-            check_cache(kv_cache, 0, spec.num_kv_heads, spec.head_dim)
-            block_size = kv_cache.shape[3]
+            block_size = block_size_of(kv_cache, 0, spec.num_kv_heads, spec.head_dim)
         # Both structures have fields of these names.
         shared = {
             "block_stride": kv_cache.strides[0],
