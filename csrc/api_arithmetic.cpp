@@ -81,7 +81,7 @@ void measure_floats(double* rates) {
   const std::vector<float> packed = make_floats(kColumns * kFloatDepth);
   std::vector<float> out(static_cast<size_t>(kRows * kColumns));
   const LinearTask task = {x.data(), packed.data(), nullptr, out.data(), kFloatDepth, kColumns};
-  const auto call = [&](const FloatLevel& level) { level.kernels->linear(task, {0, kRows, 0, 1}); };
+  const auto call = [&](const FloatLevel& level) { level.kernels->linear(task, {0, kRows, 0, 1, nullptr}); };
   measure_turns(float_levels(), kRows * kColumns * kFloatDepth, call, rates);
 }
 
@@ -113,7 +113,7 @@ int32_t measure_bytes(double* rates) {
   LinearQ8Task task = {};
   task.weight = as_packed(memory);
   task.out = out.data();
-  const LinearQ8Tile tile = {0, kRows, 0, 1};
+  const LinearQ8Tile tile = {0, kRows, 0, 1, nullptr};
   const int64_t group = task.weight->activation_group;
   uint8_t* rows = records.get(kRows * group_row_bytes(kByteDepth, group));
   uint8_t* space = scratch.get(linear_q8_scratch_bytes(task, tile));
