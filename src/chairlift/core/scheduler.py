@@ -101,11 +101,13 @@ class Scheduler:
         else:
             self.waiting.add(request)
 
-    def abort(self, request_id: str) -> RequestUpdate | None:
+    def abort(self, request_id: str, *, stop_reason: str | None = None) -> RequestUpdate | None:
         """The caller has gone: free everything now.  None if there is no such request."""
         request = self.requests.get(request_id)
         if request is None:
             return None
+        if not request.is_finished:
+            request.stop_reason = stop_reason
         self._finish(request, RequestStatus.FINISHED_ABORTED)
         self._end_static_batch()
         return self._updates.pop(request_id, None)

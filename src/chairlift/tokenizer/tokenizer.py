@@ -109,11 +109,17 @@ class Tokenizer:
         people who must not be able to write control tokens.
         Raises RequestError if the text holds half a surrogate pair, which no encoding can carry.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be str, not {type(text).__name__}")
         backend = self._backend if parse_special else self._literal()
         try:
-            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+            # A batch of one, for `encode` keeps all other Python threads waiting until it is done.
+            encodings = backend.encode_batch_fast([text], add_special_tokens=False)
         except TypeError:
-            raise _invalid_text(text) from None
+            raise RequestError(
+                "the text holds half of a surrogate pair; send valid Unicode", field="prompt"
+            ) from None
+        ids: list[int] = encodings[0].ids
         if add_special_tokens:
             if self.add_bos and ids[:1] != [self.bos_id]:
                 ids.insert(0, _present(self.bos_id))
@@ -156,14 +162,6 @@ def _without_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokeniz
     added = backend.get_added_tokens_decoder().values()
     literal.add_tokens([token for token in added if not token.special])
     return literal
-
-
-def _invalid_text(text: object) -> Exception:
-    if not isinstance(text, str):
-        return TypeError(f"text must be str, not {type(text).__name__}")
-    return RequestError(
-        "the text holds half of a surrogate pair; send valid Unicode", field="prompt"
-    )
 
 
 def _present(token_id: int | None) -> int:
