@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-
 DEADLINE = "deadline"
 """`stop_reason` of a request that ended because its time was up."""
 

@@ -29,7 +29,7 @@ from chairlift.core.scheduler_output import (
     ScheduledRequest,
     SchedulerOutput,
 )
-from chairlift.errors import RequestError
+from chairlift.errors import ContextLengthError, RequestError
 from chairlift.events import AdmissionLimit, MemberKind, Preemption, PreemptionMode
 
 _LONG_PREFILL_SHARE = 4
@@ -84,7 +84,7 @@ class Scheduler:
         """Put a request in line.  Raises `RequestError` if it can never fit."""
         capacity = self.kv.capacity_tokens
         if request.num_max_tokens > capacity:
-            raise RequestError(
+            raise ContextLengthError(
                 f"prompt of {request.num_prompt_tokens} tokens with max_tokens={request.max_tokens}"
                 f" does not fit the KV cache: the largest request that fits has {capacity + 1}"
                 " tokens in all",

@@ -91,7 +91,7 @@ class AsyncEngine:
         self.step_started_s: float | None = None
         """When the step under way began, on the engine's clock; None between steps."""
         self._is_stopping = False
-        self._failure: str | None = None
+        self.failure: str | None = None
         """Why no more requests are taken."""
         self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
         self._thread.start()
@@ -103,7 +103,7 @@ class AsyncEngine:
 
     @property
     def is_alive(self) -> bool:
-        return self._failure is None and self._thread.is_alive()
+        return self.failure is None and self._thread.is_alive()
 
     async def generate(
         self,
@@ -167,28 +167,35 @@ class AsyncEngine:
         comes back.
         """
         with self._wake:
-            self._failure = self._failure or reason
+            self.failure = self.failure or reason
             self._is_stopping = True
             self._commands.clear()
             readers, self._readers = self._readers, set()
             self._wake.notify()
         for reader in readers:
-            self._call(reader.loop, partial(reader.fail, EngineDeadError(self._failure)))
+            self._call(reader.loop, partial(reader.fail, EngineDeadError(self.failure)))
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the engine's thread to end, which `fail` has asked for; False if it has not."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+        self.engine.close()
+        return True
 
     def shutdown(self) -> None:
         """Stop after the step in progress; tasks that still wait get `EngineDeadError`."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        self.engine.close()
+        self.join()
 
     # -- from any thread ---------------------------------------------------------------------
     def _tell(self, command: Callable[[], None], reader: OutputReader | None = None) -> None:
         with self._wake:
-            if self._failure is not None or self._is_stopping:
-                raise EngineDeadError(self._failure or _SHUT_DOWN)
+            if self.failure is not None or self._is_stopping:
+                raise EngineDeadError(self.failure or _SHUT_DOWN)
             if reader is not None:
                 self._readers.add(reader)
             self._commands.append(command)

@@ -1,0 +1,34 @@
+"""Where measuring attaches: what the server tells of requests and of the engine's steps.
+
+The default does nothing.  Calls come from the event loop, but for `step_done`, which comes from
+the engine's thread; all must be quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chairlift.events import StepRecord
+from chairlift.server.exchange import Exchange
+
+
+class MetricsHooks:
+    """Override what is of interest."""
+
+    def request_received(self, exchange: Exchange) -> None:
+        """A request for tokens has been read and understood."""
+
+    def request_rejected(self, exchange: Exchange, cause: str) -> None:
+        """It was turned away unserved; the cause is an error code such as queue_full."""
+
+    def request_finished(self, exchange: Exchange) -> None:
+        """Any request has been answered, or its client has gone: status, code, outputs are set."""
+
+    def fields_ignored(self, names: Sequence[str]) -> None:
+        """Fields of a request that changed nothing.  Their names come from clients."""
+
+    def step_done(self, record: StepRecord) -> None:
+        """The engine has made a step."""
+
+    def engine_rebuilt(self) -> None:
+        """The engine had to be built anew."""
