@@ -75,7 +75,7 @@ def _read_file(path: Path, num_before: int) -> list[tuple[str, str]]:
         raise ConfigError(
             f"cannot read the key file {path}: {reason}", field="api_key_file"
         ) from None
-    entries = []
+    entries: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):

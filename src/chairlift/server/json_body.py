@@ -82,7 +82,9 @@ def _check_headers(headers: Mapping[bytes, bytes], max_bytes: int) -> None:
         raise unsupported_media_type("compressed bodies are not accepted; send plain JSON")
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind and kind != b"application/json" and not kind.endswith(b"+json"):
-        raise unsupported_media_type("the body must be application/json")
+        raise unsupported_media_type(
+            f"the body must be application/json, not {kind[:60].decode('ascii', 'replace')}"
+        )
     length = headers.get(b"content-length")
     if length is not None and length.isdigit() and int(length[:20]) > max_bytes:
         raise too_large(max_bytes)

@@ -129,7 +129,7 @@ def _fingerprint(engine: Engine) -> str:
 
 
 def _ends_of(file: Path) -> bytes:
-    """Name, size, head and tail: reading all of a large model would take too long at every start."""
+    """Name, size, head and tail: to read all of a large model would take too long."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         head = stream.read(_DIGESTED_BYTES)

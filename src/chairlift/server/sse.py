@@ -23,7 +23,7 @@ HEADERS = [
 ]
 _SWEEP_S = 0.25
 
-json_string: Callable[[str], str] = json.encoder.encode_basestring  # type: ignore[attr-defined]
+json_string: Callable[[str], str] = json.encoder.encode_basestring
 """A text as JSON, letters as they are; runs in C."""
 
 

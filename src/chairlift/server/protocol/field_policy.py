@@ -22,7 +22,7 @@ def is_one_of(*values: Any) -> IsNeutral:
 _NOTHING = is_one_of()
 _OFF = is_one_of(False)
 
-REFUSED_EVERYWHERE: Mapping[str, IsNeutral] = {
+REFUSED_EVERYWHERE: dict[str, IsNeutral] = {
     "use_beam_search": _OFF,
     "length_penalty": is_one_of(1, 1.0),
     "prompt_embeds": _NOTHING,
@@ -42,7 +42,7 @@ REFUSED_EVERYWHERE: Mapping[str, IsNeutral] = {
     "vllm_xargs": is_one_of({}),
     "mm_processor_kwargs": is_one_of({}),
 }
-REFUSED_IN_CHAT: Mapping[str, IsNeutral] = REFUSED_EVERYWHERE | {
+REFUSED_IN_CHAT: dict[str, IsNeutral] = REFUSED_EVERYWHERE | {
     "tools": is_one_of([]),
     "tool_choice": is_one_of("none", "auto"),
     "functions": is_one_of([]),
@@ -58,7 +58,7 @@ REFUSED_IN_CHAT: Mapping[str, IsNeutral] = REFUSED_EVERYWHERE | {
     "best_of": is_one_of(1),
     "suffix": is_one_of(""),
 }
-REFUSED_IN_COMPLETIONS: Mapping[str, IsNeutral] = REFUSED_EVERYWHERE | {"suffix": is_one_of("")}
+REFUSED_IN_COMPLETIONS: dict[str, IsNeutral] = REFUSED_EVERYWHERE | {"suffix": is_one_of("")}
 
 WITHOUT_EFFECT = (
     "user",

@@ -97,9 +97,9 @@ def _reasoning_variables(effort: str, served: ServedModel) -> dict[str, object]:
 
 def _without_effect(request: ChatRequest, served: ServedModel) -> list[str]:
     names = []
-    if request.reasoning_effort is not None:
-        if not _reasoning_variables(request.reasoning_effort, served):
-            names.append("reasoning_effort")
+    effort = request.reasoning_effort
+    if effort is not None and not _reasoning_variables(effort, served):
+        names.append("reasoning_effort")
     names += [
         f"chat_template_kwargs.{name}"
         for name in request.chat_template_kwargs
