@@ -6,6 +6,7 @@ Every failure of a request is an `ApiError`; nothing else reaches a client.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from chairlift.errors import ContextLengthError, RequestError
@@ -15,6 +16,7 @@ Headers = list[tuple[bytes, bytes]]
 INVALID_REQUEST = "invalid_request_error"
 CLIENT_CLOSED = 499
 """Only in logs and metrics: nobody is left to read it."""
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}")
 _DO_NOT_RETRY = (b"x-should-retry", b"false")
 
 
@@ -31,6 +33,7 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
+        message = _ADDRESS.sub("0x...", message)  # where things lie in memory is nobody's business
         super().__init__(message)
         self.status = status
         self.message = message

@@ -39,6 +39,8 @@ class Exchange:
     """Fields that changed nothing."""
     outputs: Sequence[RequestOutput] = ()
     """What the engine gave, as far as it is known."""
+    is_body_pending: bool = True
+    """Its body, if it has one, has not been read to the end."""
     status: int = 0
     error_code: str | None = None
     has_response_started: bool = False

@@ -99,24 +99,26 @@ async def answer(
     engine: AsyncEngine,
     exchange: Exchange,
     job: Job,
+    receive: Receive,
     send: Send,
 ) -> None:
-    """Run a job and send what comes.  Raises `ApiError` and `ClientClosed`."""
+    """Run a job while its client is there, and send what comes.
+
+    Raises `ApiError` and `ClientClosed`.
+    """
     arrival = Arrival(
         key_name=exchange.key_name, priority=job.priority, requests=tuple(job.requests)
     )
     check_deadline(job.deadline_s)
-    with (
-        admitted(serving.admission, arrival),
-        api_errors(serving),
-        engine.submit(
-            job.requests, is_streaming=job.is_streaming, deadline_s=job.deadline_s
-        ) as reader,
-    ):
-        if job.is_streaming:
-            await _stream(serving, exchange, job, reader, send)
-        else:
-            await _send_whole(exchange, job, reader, send)
+    with admitted(serving.admission, arrival), api_errors(serving):
+        async with until_disconnect(receive):
+            with engine.submit(
+                job.requests, is_streaming=job.is_streaming, deadline_s=job.deadline_s
+            ) as reader:
+                if job.is_streaming:
+                    await _stream(serving, exchange, job, reader, send)
+                else:
+                    await _send_whole(exchange, job, reader, send)
 
 
 async def _send_whole(exchange: Exchange, job: Job, reader: OutputReader, send: Send) -> None:
@@ -214,11 +216,3 @@ def _seconds(text: bytes) -> float:
             "the header x-request-timeout must hold seconds above 0", param="x-request-timeout"
         )
     return seconds
-
-
-@asynccontextmanager
-async def in_flight(serving: Serving, receive: Receive) -> AsyncIterator[None]:
-    """Counts for draining, and ends when the client goes."""
-    with serving.lifecycle.in_flight():
-        async with until_disconnect(receive):
-            yield

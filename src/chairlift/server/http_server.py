@@ -17,6 +17,7 @@ import uvicorn
 
 from chairlift.errors import ConfigError
 from chairlift.server.app import create_app
+from chairlift.server.errors import ApiError
 from chairlift.server.http_protocol import BoundedHttpProtocol
 from chairlift.server.server_config import ServerConfig
 from chairlift.server.serving import Serving
@@ -150,6 +151,8 @@ class HttpServer(uvicorn.Server):
     def _note_engine_state(self) -> None:
         supervisor = self.serving.supervisor
         if supervisor.state == "running":
+            with contextlib.suppress(ApiError):  # it may have gone again
+                self.serving.engine()  # what is to be known of the model, before it is asked for
             logger.info("ready: %s", address_of(self._listener, self.serving.config))
         elif supervisor.state == "restarting":
             self.serving.metrics.engine_rebuilt()

@@ -7,7 +7,8 @@ refuses them, and refuses before it parses what would only cost time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic_core import from_json
@@ -17,6 +18,7 @@ from chairlift.server.errors import (
     ApiError,
     ClientClosed,
     bad_request,
+    queue_full,
     too_large,
     too_slow,
     unsupported_media_type,
@@ -32,12 +34,48 @@ TOTAL_TIMEOUT_S = 120.0
 JsonObject = dict[str, Any]
 
 
+class BodyBudget:
+    """Memory for all bodies that are being read or not yet turned into tokens."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes more bytes, and raises `ApiError` 429 if there are none left."""
+        num_taken = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal num_taken
+            if self._num_bytes + num_bytes > self._max_bytes:
+                raise queue_full("too many large requests are being read", 1)
+            self._num_bytes += num_bytes
+            num_taken += num_bytes
+
+        try:
+            yield take
+        finally:
+            self._num_bytes -= num_taken
+
+
 async def read_json_object(
-    headers: Mapping[bytes, bytes], receive: Receive, *, max_bytes: int
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    *,
+    max_bytes: int,
+    take: Callable[[int], None] = lambda num_bytes: None,
 ) -> JsonObject:
-    """The JSON object that a request brings.  Raises `ApiError` and `ClientClosed`."""
+    """The JSON object that a request brings.  Raises `ApiError` and `ClientClosed`.
+
+    `take` is told of bytes as they come, and may refuse them.
+    """
     _check_headers(headers, max_bytes)
-    return parse_json_object(await _read(receive, max_bytes))
+    return parse_json_object(await _read(receive, max_bytes, take))
 
 
 def parse_json_object(data: bytes) -> JsonObject:
@@ -90,7 +128,7 @@ def _check_headers(headers: Mapping[bytes, bytes], max_bytes: int) -> None:
         raise too_large(max_bytes)
 
 
-async def _read(receive: Receive, max_bytes: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     try:
@@ -104,6 +142,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
                 num_bytes += len(part)
                 if num_bytes > max_bytes:
                     raise too_large(max_bytes)
+                take(len(part))
                 parts.append(part)
                 if not message.get("more_body", False):
                     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -33,6 +33,8 @@ logger = logging.getLogger("chairlift")
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _SLASHES = re.compile("/{2,}")
+_MAX_DROPPED_BYTES = 65_536
+"""A rest of a body up to this is read and dropped, so that the connection can go on."""
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 LogLine = Callable[[Exchange], None]
@@ -86,12 +88,20 @@ class Recorder:
 
     async def _send_error(self, send: Send, exchange: Exchange, error: ApiError) -> None:
         exchange.error_code = error.code
+        if exchange.is_body_pending and _has_long_body(exchange):
+            error.headers.append((b"connection", b"close"))  # rather than to read and drop it
         if exchange.has_response_started:
             exchange.abort_connection()
         elif error.status == 405 and exchange.method == "OPTIONS":
             await send_bytes(send, 204, b"", error.headers)
         else:
             await send_error(send, error)
+
+
+def _has_long_body(exchange: Exchange) -> bool:
+    length = exchange.headers.get(b"content-length", b"0")
+    is_short = length.isdigit() and len(length) < 20 and int(length) <= _MAX_DROPPED_BYTES
+    return b"transfer-encoding" in exchange.headers or not is_short
 
 
 def _plain_path(path: str) -> str:

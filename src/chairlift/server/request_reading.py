@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
@@ -19,9 +20,20 @@ from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 
 
-async def read_body(serving: Serving, exchange: Exchange, receive: Receive) -> JsonObject:
-    """The request's JSON object.  Raises `ApiError` and `ClientClosed`."""
-    return await read_json_object(exchange.headers, receive, max_bytes=serving.config.max_body_size)
+@asynccontextmanager
+async def read_body(
+    serving: Serving, exchange: Exchange, receive: Receive
+) -> AsyncIterator[JsonObject]:
+    """The request's JSON object, to be let go with the block.
+
+    Raises `ApiError` and `ClientClosed`.
+    """
+    with serving.bodies.share() as take:
+        body = await read_json_object(
+            exchange.headers, receive, max_bytes=serving.config.max_body_size, take=take
+        )
+        exchange.is_body_pending = False
+        yield body
 
 
 def book_fields(

@@ -43,8 +43,10 @@ class ServedModel:
     """Whether a request's priority changes anything."""
 
     @classmethod
-    def from_engine(cls, engine: Engine, config: ServerConfig) -> ServedModel:
-        """Raises `ConfigError` if the chat template cannot be read."""
+    def from_engine(
+        cls, engine: Engine, config: ServerConfig, template_source: str | None
+    ) -> ServedModel:
+        """`template_source` replaces the model's own chat template."""
         model = engine.model
         return cls(
             names=tuple(config.served_model_name) or (model.name,),
@@ -52,8 +54,7 @@ class ServedModel:
             created=int(time.time()),
             fingerprint=_fingerprint(engine),
             tokenizer=model.tokenizer,
-            chat_template=_chat_template(config.chat_template, model.tokenizer)
-            or model.chat_template,
+            chat_template=_chat_template(template_source, model.tokenizer) or model.chat_template,
             defaults=model.defaults.sampling_params(),
             max_model_len=model.resolved.memory.max_model_len,
             vocab_size=model.config.vocab_size,
@@ -102,18 +103,28 @@ class ServedModel:
         )
 
 
-def _chat_template(asked: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+def read_template(asked: str | None) -> str | None:
+    """The text of a chat template that is a file, or that text itself.  Raises `ConfigError`."""
     if asked is None:
         return None
     source = asked
-    if "{" not in asked:
-        try:
+    try:
+        if "{" not in asked:
             source = Path(asked).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigError(
-                f"cannot read the chat template {asked}: {reason}", field="chat_template"
-            ) from None
+        ChatTemplate(source, bos_token="", eos_token="").compile()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(
+            f"cannot read the chat template {asked}: {reason}", field="chat_template"
+        ) from None
+    except RequestError as error:
+        raise ConfigError(f"chat_template: {error}", field="chat_template") from None
+    return source
+
+
+def _chat_template(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if source is None:
+        return None
     return ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
 

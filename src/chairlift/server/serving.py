@@ -14,9 +14,10 @@ from chairlift.errors import RequestError
 from chairlift.server.admission import AdmissionPolicy, BoundedQueue
 from chairlift.server.auth import KeyRing, read_keys
 from chairlift.server.errors import of_request_error
+from chairlift.server.json_body import BodyBudget
 from chairlift.server.lifecycle import Lifecycle
 from chairlift.server.metrics_hooks import MetricsHooks
-from chairlift.server.served_model import ServedModel
+from chairlift.server.served_model import ServedModel, read_template
 from chairlift.server.server_config import ServerConfig
 from chairlift.server.sse import StreamSweeper
 
@@ -24,6 +25,8 @@ logger = logging.getLogger("chairlift")
 
 T = TypeVar("T")
 
+_BODIES_AT_ONCE = 8
+"""Largest bodies whose memory all requests being read may take together."""
 _NUM_TEXT_THREADS = 2
 """Templates and tokenizing: enough to keep one long prompt from holding up the others."""
 
@@ -46,8 +49,10 @@ class Serving:
         self.admission: AdmissionPolicy = admission or BoundedQueue(
             max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens
         )
+        self._template_source = read_template(config.chat_template)
         self.keys = keys if keys is not None else read_keys(config)
         self.lifecycle = Lifecycle(supervisor)
+        self.bodies = BodyBudget(_BODIES_AT_ONCE * config.max_body_size)
         self.sweeper = StreamSweeper(
             ping_s=config.ping_interval, stall_s=config.slow_client_timeout
         )
@@ -60,8 +65,11 @@ class Serving:
         """For a new request.  Raises `ApiError` 503 while there is none."""
         engine = self.lifecycle.engine()
         if self._served is None or self._served[0] is not engine:
-            self._served = (engine, ServedModel.from_engine(engine.engine, self.config))
+            self._served = (engine, self._served_model(engine))
         return self._served
+
+    def _served_model(self, engine: AsyncEngine) -> ServedModel:
+        return ServedModel.from_engine(engine.engine, self.config, self._template_source)
 
     async def in_text_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run what works on text off the event loop.  A `RequestError` becomes an `ApiError`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from chairlift.outputs import RequestMetrics, RequestOutput
 
@@ -39,7 +39,7 @@ class Usage(BaseModel):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
-    timings: Timings | None = None
+    timings: Timings | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 def usage_of(

@@ -9,8 +9,9 @@ from starlette.types import Receive, Scope, Send
 from chairlift.engine.async_engine import AsyncEngine
 from chairlift.engine.input_processor import ProcessedInput
 from chairlift.server.chat_format import ChatFormat
+from chairlift.server.disconnect import until_disconnect
 from chairlift.server.exchange import Exchange, exchange_of, new_id
-from chairlift.server.generation import Job, answer, deadline_of, in_flight
+from chairlift.server.generation import Job, answer, deadline_of
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.field_policy import REFUSED_IN_CHAT
 from chairlift.server.protocol.strict_model import parse
@@ -30,31 +31,41 @@ class ChatCompletions:
         exchange.endpoint = "chat"
         engine, served = serving.engine()
         serving.admission.check_open(exchange.key_name)
-        body = await read_body(serving, exchange, receive)
-        request = parse(ChatRequest, body)
-        request.check()
-        served.check_name(request.model)
-        book_fields(serving, exchange, request, REFUSED_IN_CHAT, _without_effect(request, served))
-        serving.metrics.request_received(exchange)
-        id = new_id("chatcmpl")
-        async with in_flight(serving, receive):
-            processed = await serving.in_text_thread(
-                _process, serving, engine, served, exchange, request, id
-            )
-            job = Job(
-                requests=[processed],
-                format=ChatFormat(
-                    request,
-                    served,
-                    id=id,
-                    created=int(time.time()),
-                    has_timings=serving.config.usage_timings,
-                ),
-                is_streaming=request.stream,
-                priority=request.priority,
-                deadline_s=deadline_of(exchange, request.timeout, serving.config.request_timeout),
-            )
-            await answer(serving, engine, exchange, job, send)
+        with serving.lifecycle.in_flight():
+            job = await self._read(engine, served, exchange, receive)
+            await answer(serving, engine, exchange, job, receive, send)
+
+    async def _read(
+        self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
+    ) -> Job:
+        """What is to be done; the request's text itself is let go."""
+        serving = self._serving
+        async with read_body(serving, exchange, receive) as body:
+            request = parse(ChatRequest, body)
+            request.check()
+            served.check_name(request.model)
+            without_effect = _without_effect(request, served)
+            book_fields(serving, exchange, request, REFUSED_IN_CHAT, without_effect)
+            serving.metrics.request_received(exchange)
+            deadline_s = deadline_of(exchange, request.timeout, serving.config.request_timeout)
+            id = new_id("chatcmpl")
+            async with until_disconnect(receive):
+                processed = await serving.in_text_thread(
+                    _process, serving, engine, served, exchange, request, id
+                )
+        return Job(
+            requests=[processed],
+            format=ChatFormat(
+                request,
+                served,
+                id=id,
+                created=int(time.time()),
+                has_timings=serving.config.usage_timings,
+            ),
+            is_streaming=request.stream,
+            priority=request.priority,
+            deadline_s=deadline_s,
+        )
 
 
 def _process(

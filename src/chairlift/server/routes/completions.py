@@ -8,9 +8,10 @@ from starlette.types import Receive, Scope, Send
 
 from chairlift.engine.async_engine import AsyncEngine
 from chairlift.engine.input_processor import ProcessedInput, Prompt
+from chairlift.server.disconnect import until_disconnect
 from chairlift.server.errors import bad_request
 from chairlift.server.exchange import Exchange, exchange_of, new_id
-from chairlift.server.generation import Job, answer, deadline_of, in_flight
+from chairlift.server.generation import Job, answer, deadline_of
 from chairlift.server.json_body import JsonObject
 from chairlift.server.protocol.completion import CompletionRequest
 from chairlift.server.protocol.field_policy import REFUSED_IN_COMPLETIONS
@@ -32,33 +33,42 @@ class Completions:
         exchange.endpoint = "completions"
         engine, served = serving.engine()
         serving.admission.check_open(exchange.key_name)
-        body = await read_body(serving, exchange, receive)
-        _fill_prompt(body, served)
-        request = parse(CompletionRequest, body)
-        request.check()
-        served.check_name(request.model)
-        book_fields(serving, exchange, request, REFUSED_IN_COMPLETIONS, ())
-        serving.metrics.request_received(exchange)
-        id = new_id("cmpl")
-        async with in_flight(serving, receive):
-            processed = await serving.in_text_thread(
-                _process, serving, engine, served, exchange, request, id
-            )
-            job = Job(
-                requests=processed,
-                format=TextFormat(
-                    request,
-                    served,
-                    id=id,
-                    created=int(time.time()),
-                    request_ids=[item.request_id for item in processed],
-                    has_timings=serving.config.usage_timings,
-                ),
-                is_streaming=request.stream,
-                priority=request.priority,
-                deadline_s=deadline_of(exchange, request.timeout, serving.config.request_timeout),
-            )
-            await answer(serving, engine, exchange, job, send)
+        with serving.lifecycle.in_flight():
+            job = await self._read(engine, served, exchange, receive)
+            await answer(serving, engine, exchange, job, receive, send)
+
+    async def _read(
+        self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
+    ) -> Job:
+        """What is to be done; the request's text itself is let go."""
+        serving = self._serving
+        async with read_body(serving, exchange, receive) as body:
+            _fill_prompt(body, served)
+            request = parse(CompletionRequest, body)
+            request.check()
+            served.check_name(request.model)
+            book_fields(serving, exchange, request, REFUSED_IN_COMPLETIONS, ())
+            serving.metrics.request_received(exchange)
+            deadline_s = deadline_of(exchange, request.timeout, serving.config.request_timeout)
+            id = new_id("cmpl")
+            async with until_disconnect(receive):
+                processed = await serving.in_text_thread(
+                    _process, serving, engine, served, exchange, request, id
+                )
+        return Job(
+            requests=processed,
+            format=TextFormat(
+                request,
+                served,
+                id=id,
+                created=int(time.time()),
+                request_ids=[item.request_id for item in processed],
+                has_timings=serving.config.usage_timings,
+            ),
+            is_streaming=request.stream,
+            priority=request.priority,
+            deadline_s=deadline_s,
+        )
 
 
 def _fill_prompt(body: JsonObject, served: ServedModel) -> None:

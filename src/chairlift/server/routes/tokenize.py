@@ -31,7 +31,8 @@ class Tokenize:
         serving, exchange = self._serving, exchange_of(scope)
         exchange.endpoint = "tokenize"
         _, served = serving.engine()
-        request = parse(TokenizeRequest, await read_body(serving, exchange, receive))
+        async with read_body(serving, exchange, receive) as body:
+            request = parse(TokenizeRequest, body)
         if (request.prompt is None) == (request.messages is None):
             raise bad_request("give either prompt or messages", param="prompt")
         if request.model is not None:
@@ -50,7 +51,8 @@ class Detokenize:
         serving, exchange = self._serving, exchange_of(scope)
         exchange.endpoint = "detokenize"
         _, served = serving.engine()
-        request = parse(DetokenizeRequest, await read_body(serving, exchange, receive))
+        async with read_body(serving, exchange, receive) as body:
+            request = parse(DetokenizeRequest, body)
         if request.model is not None:
             served.check_name(request.model)
         book_unknown(serving, exchange, request)
