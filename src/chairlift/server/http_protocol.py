@@ -145,8 +145,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         head += b"".join(name + b": " + value + b"\r\n" for name, value in error.headers)
         head += b"content-type: application/json\r\nconnection: close\r\n"
         head += b"content-length: %d\r\n\r\n" % len(body)
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle:
+        cycle = self.cycle
+        is_next = cycle is None or cycle.response_complete
+        if is_next or (cycle.more_body and not cycle.response_started):
             self.transport.write(head + body)
         self.transport.close()
         self._abort_later()
