@@ -15,7 +15,7 @@ from typing import Any
 
 from chairlift.engine.engine import Engine
 from chairlift.engine.supervisor import EngineSupervisor
-from chairlift.server.http_server import HttpServer, open_socket
+from chairlift.server.http_server import HttpServer
 from chairlift.server.server_config import ServerConfig
 from chairlift.server.serving import Serving
 
@@ -212,8 +212,7 @@ def serving_engine(
     )
     supervisor = EngineSupervisor(build_and_keep, **(supervisor_options or {}))
     serving = Serving(config, supervisor, **(serving_options or {}))
-    listener = open_socket(config)
-    server = HttpServer(serving, listener)
+    server = HttpServer(serving)
     loops: list[asyncio.AbstractEventLoop] = []
     is_running = threading.Event()
 
@@ -226,13 +225,14 @@ def serving_engine(
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(main())
 
-    port = listener.getsockname()[1]
+    port = server.listener.getsockname()[1]
     thread = threading.Thread(target=run, name="server-under-test")
     thread.start()
     is_running.wait(WAIT_S)
     running = RunningServer(serving, server, port, loops[0], thread, engines)
     try:
         assert supervisor.wait_until("running", "dead", timeout_s=60)
+        until(lambda: server.started)
         yield running
     finally:
         with suppress(RuntimeError):

@@ -35,7 +35,7 @@ def _run(server_config: ServerConfig, engine_config: EngineConfig) -> None:
     from chairlift.engine.engine import Engine
     from chairlift.engine.supervisor import EngineSupervisor
     from chairlift.server.auth import read_keys
-    from chairlift.server.http_server import HttpServer, open_socket
+    from chairlift.server.http_server import HttpServer
     from chairlift.server.server_log import configure_server_log
     from chairlift.server.serving import Serving
 
@@ -44,6 +44,6 @@ def _run(server_config: ServerConfig, engine_config: EngineConfig) -> None:
         lambda: Engine.from_config(engine_config), step_timeout_s=server_config.step_timeout
     )
     serving = Serving(server_config, supervisor, keys=read_keys(server_config))
-    failure = HttpServer(serving, open_socket(server_config)).run_until_stopped()
+    failure = HttpServer(serving).run_until_stopped()
     if failure is not None:
         raise failure

@@ -37,6 +37,8 @@ class Exchange:
     """The route's name, for metrics; empty if there is none."""
     ignored: list[str] = field(default_factory=list)
     """Fields that changed nothing."""
+    added_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """For the answer, whatever it will be."""
     outputs: Sequence[RequestOutput] = ()
     """What the engine gave, as far as it is known."""
     is_body_pending: bool = True
@@ -73,6 +75,7 @@ class Exchange:
         headers = [
             (b"x-request-id", self.request_id.encode("ascii")),
             (b"openai-processing-ms", b"%d" % round(self.duration_s * 1e3)),
+            *self.added_headers,
         ]
         if self.ignored:
             headers.append((b"x-chairlift-ignored", _header_list(self.ignored)))

@@ -33,28 +33,29 @@ _KEEP_ALIVE_S = 75
 
 
 def open_socket(config: ServerConfig) -> socket.socket:
-    """Listen, before anything else costs time.  Raises `ConfigError`."""
+    """Take the address, before anything else costs time.  Raises `ConfigError`."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(socket.AF_UNIX if config.uds is not None else family)
     try:
         if config.uds is not None:
-            return _unix_socket(Path(config.uds))
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        if sys.platform != "win32":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
-        return listener
+            _bind_unix(listener, Path(config.uds))
+        else:
+            if sys.platform != "win32":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((config.host, config.port))
     except OSError as error:
+        listener.close()
         place = config.uds or f"{config.host}:{config.port}"
         raise ConfigError(f"cannot listen on {place}: {error.strerror}", field="port") from None
+    return listener
 
 
-def _unix_socket(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _bind_unix(listener: socket.socket, path: Path) -> None:
+    """For this user only.  What an earlier server left behind is in the way."""
     if path.is_socket():
         path.unlink()
     listener.bind(str(path))
     path.chmod(0o600)
-    return listener
 
 
 def address_of(listener: socket.socket, config: ServerConfig) -> str:
@@ -72,9 +73,9 @@ class HttpServer(uvicorn.Server):
     `run_until_stopped` is for the main thread; tests call `serve_in_loop` and `stop`.
     """
 
-    def __init__(self, serving: Serving, listener: socket.socket) -> None:
+    def __init__(self, serving: Serving) -> None:
+        """Raises `ConfigError` if it cannot listen, or a certificate cannot be used."""
         self.serving = serving
-        self._listener = listener
         self._has_signal = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -105,6 +106,7 @@ class HttpServer(uvicorn.Server):
             raise ConfigError(
                 f"cannot use the certificate or its key: {error}", field="ssl_certfile"
             ) from None
+        self.listener = open_socket(config)
 
     def run_until_stopped(self) -> Exception | None:
         """Serve; returns what made serving impossible, if anything did."""
@@ -122,7 +124,7 @@ class HttpServer(uvicorn.Server):
         sweeping = asyncio.create_task(self.serving.sweeper.run())
         try:
             with self._signals() if has_signals else contextlib.nullcontext():
-                await self._serve([self._listener])
+                await self._serve([self.listener])
         finally:
             sweeping.cancel()
             await asyncio.to_thread(supervisor.shutdown)
@@ -153,7 +155,7 @@ class HttpServer(uvicorn.Server):
         if supervisor.state == "running":
             with contextlib.suppress(ApiError):  # it may have gone again
                 self.serving.engine()  # what is to be known of the model, before it is asked for
-            logger.info("ready: %s", address_of(self._listener, self.serving.config))
+            logger.info("ready: %s", address_of(self.listener, self.serving.config))
         elif supervisor.state == "restarting":
             self.serving.metrics.engine_rebuilt()
         elif supervisor.state == "dead" and supervisor.num_rebuilds == 0:

@@ -151,7 +151,8 @@ class OriginCheck:
         if is_preflight and is_allowed:
             await send_bytes(send, 204, b"", _preflight_headers(exchange, origin))
         elif is_allowed:
-            await self._app(scope, receive, _with_headers(send, _origin_headers(origin)))
+            exchange.added_headers += _origin_headers(origin)
+            await self._app(scope, receive, send)
         elif exchange.method in _SAFE_METHODS or _is_same_origin(exchange, origin):
             await self._app(scope, receive, send)  # without our headers a page cannot read it
         else:
@@ -209,12 +210,3 @@ def _preflight_headers(exchange: Exchange, origin: bytes) -> list[tuple[bytes, b
         (b"access-control-allow-headers", asked or b"authorization, content-type"),
         (b"access-control-max-age", b"600"),
     ]
-
-
-def _with_headers(send: Send, added: list[tuple[bytes, bytes]]) -> Send:
-    def send_more(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *added]}
-        return send(message)
-
-    return send_more
