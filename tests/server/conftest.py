@@ -25,7 +25,7 @@ ENGINE_OPTIONS = {"num_blocks": 200, "num_swap_blocks": 50, "max_num_seqs": 32}
 
 @pytest.fixture(scope="session")
 def build_tiny(load_tiny: Load) -> Callable[..., Engine]:
-    """build_tiny(max_num_seqs=2) -> a new engine over the tiny model, with a KV cache of its own."""
+    """build_tiny(max_num_seqs=2) -> a new engine over the tiny model, with its own KV cache."""
 
     def build(**options: Any) -> Engine:
         model, given = load_tiny(), {**ENGINE_OPTIONS, **options}

@@ -290,9 +290,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
             {"role": "user", "content": "x"},
             {
                 "role": "user",
-                "content": [
-                    {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
-                ],
+                "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}],
             },
         ],
         "messages[1].content",
