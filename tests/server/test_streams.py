@@ -119,7 +119,7 @@ def test_error_after_the_first_token_is_an_event(serve: Any) -> None:
         gate = Gate(server.engine)
         with server.connect() as connection:
             fields = {"model": "tiny", "prompt": "abc", "max_tokens": 50, "stream": True}
-            data = {**fields, "ignore_eos": True}
+            data = {**fields, "ignore_eos": True, "logprobs": 0}  # so that each token is an event
             connection.sendall(
                 request_bytes("/v1/completions", data, headers="Connection: close\r\n")
             )

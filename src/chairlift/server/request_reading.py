@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -18,6 +19,8 @@ from chairlift.server.protocol.sampling_fields import SamplingFields
 from chairlift.server.protocol.strict_model import StrictModel
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
+
+logger = logging.getLogger("chairlift")
 
 
 @asynccontextmanager
@@ -85,6 +88,14 @@ def process(
         cache_salt=_cache_salt(serving, exchange, request),
         arrival_time=exchange.started_s,
     )
+
+
+def log_prompts(serving: Serving, exchange: Exchange, processed: Sequence[ProcessedInput]) -> None:
+    """If somebody has asked for it."""
+    if serving.config.log_prompts:
+        for item in processed:
+            shown = item.prompt if item.prompt is not None else list(item.prompt_token_ids)
+            logger.info("prompt of %s: %.10000s", exchange.request_id, shown)
 
 
 def check_fits(

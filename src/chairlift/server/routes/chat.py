@@ -15,7 +15,13 @@ from chairlift.server.generation import Job, answer, deadline_of
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.field_policy import REFUSED_IN_CHAT
 from chairlift.server.protocol.strict_model import parse
-from chairlift.server.request_reading import book_fields, check_fits, process, read_body
+from chairlift.server.request_reading import (
+    book_fields,
+    check_fits,
+    log_prompts,
+    process,
+    read_body,
+)
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 
@@ -53,6 +59,7 @@ class ChatCompletions:
                 processed = await serving.in_text_thread(
                     _process, serving, engine, served, exchange, request, id
                 )
+        log_prompts(serving, exchange, [processed])
         return Job(
             requests=[processed],
             format=ChatFormat(

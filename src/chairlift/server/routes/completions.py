@@ -16,7 +16,13 @@ from chairlift.server.json_body import JsonObject
 from chairlift.server.protocol.completion import CompletionRequest
 from chairlift.server.protocol.field_policy import REFUSED_IN_COMPLETIONS
 from chairlift.server.protocol.strict_model import parse
-from chairlift.server.request_reading import book_fields, check_fits, process, read_body
+from chairlift.server.request_reading import (
+    book_fields,
+    check_fits,
+    log_prompts,
+    process,
+    read_body,
+)
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 from chairlift.server.text_format import TextFormat
@@ -55,6 +61,7 @@ class Completions:
                 processed = await serving.in_text_thread(
                     _process, serving, engine, served, exchange, request, id
                 )
+        log_prompts(serving, exchange, processed)
         return Job(
             requests=processed,
             format=TextFormat(
