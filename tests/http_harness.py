@@ -198,9 +198,13 @@ def serving_engine(
     *,
     supervisor_options: dict[str, Any] | None = None,
     serving_options: dict[str, Any] | None = None,
+    waits: bool = True,
     **options: Any,
 ) -> Iterator[RunningServer]:
-    """A server over engines that `build` makes, on a free port, until the block is left."""
+    """A server over engines that `build` makes, on a free port, until the block is left.
+
+    `waits`: until the engine is there.
+    """
     engines: list[Engine] = []
 
     def build_and_keep() -> Engine:
@@ -225,13 +229,14 @@ def serving_engine(
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(main())
 
-    port = server.listener.getsockname()[1]
+    address = server.listener.getsockname()
+    port = address[1] if config.uds is None else 0
     thread = threading.Thread(target=run, name="server-under-test")
     thread.start()
     is_running.wait(WAIT_S)
     running = RunningServer(serving, server, port, loops[0], thread, engines)
     try:
-        assert supervisor.wait_until("running", "dead", timeout_s=60)
+        assert not waits or supervisor.wait_until("running", "dead", timeout_s=60)
         until(lambda: server.started)
         yield running
     finally:

@@ -283,3 +283,18 @@ def test_tls_that_cannot_work_is_told_at_start(tmp_path: Path, serve: Any) -> No
 def test_port_in_use_is_told_at_start(server: RunningServer) -> None:
     with pytest.raises(ConfigError, match="cannot listen"):
         open_socket(ServerConfig(port=server.port))
+
+
+def test_unix_socket_is_for_this_user_only(serve: Any, tmp_path: Path) -> None:
+    import socket
+
+    path = tmp_path / "s.sock"
+    with serve(uds=str(path)):
+        assert path.stat().st_mode & 0o077 == 0
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(20)
+            connection.connect(str(path))
+            connection.sendall(
+                b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")

@@ -164,8 +164,12 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Handlers that work even while the loop is busy."""
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        if sys.platform != "win32":  # a terminal that closes is no reason to end
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             yield
         finally:

@@ -54,9 +54,19 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(values)
 
 
+class _StderrHandler(logging.Handler):
+    """Writes to whatever standard error is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def configure_server_log(format_name: LogFormatName, level: int = logging.INFO) -> None:
     """Send everything to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(JsonFormatter() if format_name == "json" else TextFormatter())
     for name in (LOGGER_NAME, *_OTHERS):
         logger = logging.getLogger(name)
