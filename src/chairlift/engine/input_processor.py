@@ -168,6 +168,9 @@ class InputProcessor:
                 f" {self._max_model_len} it may have {self._max_model_len - 1}",
                 field="prompt",
             )
+        are_integers = set(map(type, token_ids)) == {int}
+        if are_integers and min(token_ids) >= 0 and max(token_ids) < self._vocab_size:
+            return
         for token_id in token_ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
                 raise RequestError(

@@ -30,7 +30,7 @@ from chairlift.server.errors import (
     of_request_error,
 )
 from chairlift.server.exchange import Exchange
-from chairlift.server.responses import send_model
+from chairlift.server.responses import send_bytes
 from chairlift.server.serving import Serving
 from chairlift.server.sse import DONE, PING, EventStream
 
@@ -118,10 +118,12 @@ async def answer(
                 if job.is_streaming:
                     await _stream(serving, exchange, job, reader, send)
                 else:
-                    await _send_whole(exchange, job, reader, send)
+                    await _send_whole(serving, exchange, job, reader, send)
 
 
-async def _send_whole(exchange: Exchange, job: Job, reader: OutputReader, send: Send) -> None:
+async def _send_whole(
+    serving: Serving, exchange: Exchange, job: Job, reader: OutputReader, send: Send
+) -> None:
     finished: dict[str, RequestOutput] = {}
     while not reader.is_finished:
         for output in await reader.get():
@@ -129,7 +131,11 @@ async def _send_whole(exchange: Exchange, job: Job, reader: OutputReader, send: 
             finished[output.request_id] = output
     outputs = [finished[request.request_id] for request in job.requests]
     exchange.outputs = outputs
-    await send_model(send, job.format.whole(outputs))
+    if job.requests[0].params.logprobs is None:
+        body = job.format.whole(outputs).model_dump_json()
+    else:  # so many small objects would keep the event loop waiting
+        body = await serving.in_text_thread(lambda: job.format.whole(outputs).model_dump_json())
+    await send_bytes(send, 200, body.encode("utf-8"))
 
 
 async def _stream(

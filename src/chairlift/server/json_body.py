@@ -82,8 +82,6 @@ def parse_json_object(data: bytes) -> JsonObject:
     """Raises `ApiError` unless `data` is one JSON object of bounded depth and size."""
     if not data:
         raise _invalid("the body is empty; it must be a JSON object")
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_VALUES:
-        raise bad_request(f"the body has more than {MAX_VALUES} members")
     try:
         value = from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
@@ -130,7 +128,7 @@ def _check_headers(headers: Mapping[bytes, bytes], max_bytes: int) -> None:
 
 async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -> bytes:
     parts: list[bytes] = []
-    num_bytes = 0
+    num_bytes = num_values = 0
     try:
         async with asyncio.timeout(TOTAL_TIMEOUT_S):
             while True:
@@ -142,6 +140,9 @@ async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -
                 num_bytes += len(part)
                 if num_bytes > max_bytes:
                     raise too_large(max_bytes)
+                num_values += part.count(b",") + part.count(b"[") + part.count(b"{")
+                if num_values > MAX_VALUES:
+                    raise bad_request(f"the body has more than {MAX_VALUES} members")
                 take(len(part))
                 parts.append(part)
                 if not message.get("more_body", False):

@@ -18,7 +18,7 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 256
 MAX_BIASED_TOKENS = 1024
 MAX_LISTED_TOKENS = 65_536
-MAX_LOGPROB_VALUES = 2_000_000
+MAX_LOGPROB_VALUES = 500_000
 """Bound on choices x tokens x log probabilities of one request: each is an object in memory."""
 
 INT32_MAX = 2**31 - 1
