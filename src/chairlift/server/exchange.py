@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -39,8 +39,8 @@ class Exchange:
     """Fields that changed nothing."""
     added_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     """For the answer, whatever it will be."""
-    outputs: Sequence[RequestOutput] = ()
-    """What the engine gave, as far as it is known."""
+    outputs: Collection[RequestOutput] = ()
+    """What the engine has given so far."""
     is_body_pending: bool = True
     """Its body, if it has one, has not been read to the end."""
     status: int = 0

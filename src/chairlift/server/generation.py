@@ -156,6 +156,7 @@ async def _write_chunks(
     exchange: Exchange, job: Job, reader: OutputReader, stream: EventStream
 ) -> None:
     newest: dict[str, RequestOutput] = {}
+    exchange.outputs = newest.values()
     chunks = job.format.chunks
     while not reader.is_finished:
         outputs = await reader.get()
@@ -166,7 +167,6 @@ async def _write_chunks(
         for output in outputs:
             newest[output.request_id] = output
             if output.finished:
-                exchange.outputs = list(newest.values())
                 check_output(output, exchange)
             data += chunks(output)
         if reader.is_finished:

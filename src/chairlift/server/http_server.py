@@ -30,6 +30,8 @@ _SPARE_FILES = 64
 _BACKLOG = 2048
 _ABORT_GRACE_S = 2.0
 _KEEP_ALIVE_S = 75
+_CLOSING_S = 3
+"""For the last bytes of answers, once all requests are done."""
 
 
 def open_socket(config: ServerConfig) -> socket.socket:
@@ -96,6 +98,7 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_CLOSING_S,
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
             )
@@ -141,8 +144,8 @@ class HttpServer(uvicorn.Server):
         if not await lifecycle.drain(timeout_s):
             logger.warning("%d requests were cut short", lifecycle.num_in_flight)
             await asyncio.to_thread(self.serving.supervisor.shutdown)
-            await lifecycle.wait_idle(_ABORT_GRACE_S)
-        self.should_exit = self.force_exit = True
+            self.force_exit = not await lifecycle.wait_idle(_ABORT_GRACE_S)
+        self.should_exit = True
 
     def _engine_changed(self) -> None:
         """In the supervisor's thread."""

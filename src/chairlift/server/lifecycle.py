@@ -71,12 +71,7 @@ class Lifecycle:
     async def drain(self, timeout_s: float) -> bool:
         """Take no more requests and wait for those in flight; False if some are left."""
         self.is_draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self.wait_idle(timeout_s)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait for requests in flight; False if some are left."""

@@ -19,7 +19,7 @@ class MetricsHooks:
         """A request for tokens has been read and understood."""
 
     def request_rejected(self, exchange: Exchange, cause: str) -> None:
-        """It was turned away unserved; the cause is an error code such as queue_full."""
+        """It gets an error instead of an answer; the cause is its code, or status_400 and so on."""
 
     def request_finished(self, exchange: Exchange) -> None:
         """Any request has been answered, or its client has gone: status, code, outputs are set."""

@@ -88,6 +88,7 @@ class Recorder:
 
     async def _send_error(self, send: Send, exchange: Exchange, error: ApiError) -> None:
         exchange.error_code = error.code
+        self._metrics.request_rejected(exchange, error.code or f"status_{error.status}")
         if exchange.is_body_pending and _has_long_body(exchange):
             error.headers.append((b"connection", b"close"))  # rather than to read and drop it
         if exchange.has_response_started:
