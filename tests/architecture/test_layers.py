@@ -35,7 +35,14 @@ THIRD_PARTY = {
     "tokenizer": {"tokenizers", "jinja2"},
     "engine": {"tqdm"},
     "bench": {"numpy", "matplotlib", "rich"},
-    "server": {"starlette", "uvicorn", "pydantic", "pydantic_core"},
+    "server": {
+        "opentelemetry",
+        "prometheus_client",
+        "pydantic",
+        "pydantic_core",
+        "starlette",
+        "uvicorn",
+    },
     "cli": {"typer", "click", "rich"},
     "": set(),
 }

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access_log import access_logger
 from chairlift.server.auth import PUBLIC_PATHS
+from chairlift.server.exchange import Exchange
 from chairlift.server.middleware import (
     LOOPBACK_HOSTS,
     HostCheck,
@@ -20,6 +21,7 @@ from chairlift.server.middleware import (
 from chairlift.server.routes.chat import ChatCompletions
 from chairlift.server.routes.completions import Completions
 from chairlift.server.routes.health import Health, Version
+from chairlift.server.routes.metrics import Metrics
 from chairlift.server.routes.models import GetModel, ListModels
 from chairlift.server.routes.openapi import OpenApi
 from chairlift.server.routes.tokenize import Detokenize, GetTokenizerInfo, Tokenize
@@ -33,13 +35,21 @@ def create_app(
     extra_routes: Sequence[BaseRoute] = (),
     public_paths: Collection[str] = (),
 ) -> ASGIApp:
-    """`extra_routes` come from rooms above, such as /metrics; `public_paths` of theirs need no
-    key."""
+    """`extra_routes` come from rooms above; `public_paths` of theirs need no key."""
     router: ASGIApp = _Routes([*_routes(serving), *extra_routes])
-    guarded = KeyCheck(router, keys=serving.keys, public_paths=PUBLIC_PATHS | set(public_paths))
+    public = PUBLIC_PATHS | set(public_paths)
+    if serving.config.public_metrics:
+        public |= {"/metrics"}
+    guarded = KeyCheck(router, keys=serving.keys, public_paths=public)
     same_origin = OriginCheck(guarded, allowed=serving.config.cors_origin)
     known_host = HostCheck(same_origin, allowed=_allowed_hosts(serving.config))
-    return Recorder(known_host, metrics=serving.metrics, log_line=access_logger(serving.config))
+    log_line = access_logger(serving.config)
+
+    def record(exchange: Exchange) -> None:
+        serving.tracer.trace(exchange)
+        log_line(exchange)
+
+    return Recorder(known_host, metrics=serving.metrics, log_line=record)
 
 
 def _routes(serving: Serving) -> list[BaseRoute]:
@@ -55,6 +65,7 @@ def _routes(serving: Serving) -> list[BaseRoute]:
         _get("/ready", Health(serving)),
         _get("/ping", Health(serving)),
         _get("/version", Version()),
+        _get("/metrics", Metrics(serving)),
         _get("/openapi.json", OpenApi()),
     ]
 

@@ -110,7 +110,11 @@ async def answer(
         key_name=exchange.key_name, priority=job.priority, requests=tuple(job.requests)
     )
     check_deadline(job.deadline_s)
-    with admitted(serving.admission, arrival), api_errors(serving):
+    with (
+        admitted(serving.admission, arrival),
+        _measured(serving, exchange, job),
+        api_errors(serving),
+    ):
         async with until_disconnect(receive):
             with engine.submit(
                 job.requests, is_streaming=job.is_streaming, deadline_s=job.deadline_s
@@ -119,6 +123,15 @@ async def answer(
                     await _stream(serving, exchange, job, reader, send)
                 else:
                     await _send_whole(serving, exchange, job, reader, send)
+
+
+@contextmanager
+def _measured(serving: Serving, exchange: Exchange, job: Job) -> Iterator[None]:
+    serving.metrics.request_admitted(job.requests)
+    try:
+        yield
+    finally:
+        serving.metrics.request_left(exchange, job.requests)
 
 
 async def _send_whole(

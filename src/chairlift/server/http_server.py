@@ -125,11 +125,13 @@ class HttpServer(uvicorn.Server):
         supervisor.on_change = self._engine_changed
         supervisor.start()
         sweeping = asyncio.create_task(self.serving.sweeper.run())
+        measuring = asyncio.create_task(self.serving.metrics.run())
         try:
             with self._signals() if has_signals else contextlib.nullcontext():
                 await self._serve([self.listener])
         finally:
             sweeping.cancel()
+            measuring.cancel()
             await asyncio.to_thread(supervisor.shutdown)
             self.serving.close()
 

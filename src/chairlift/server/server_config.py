@@ -9,10 +9,12 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
+from urllib.parse import urlsplit
 
 from chairlift.errors import ConfigError
 
 LogFormatName = Literal["text", "json"]
+MetricsCompat = Literal["vllm", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,14 @@ class ServerConfig:
     """Write prompts to the log."""
     access_log: bool = True
     """Write a line per request."""
+    metrics_compat: MetricsCompat = "vllm"
+    """Whose names /metrics carries beside the server's own: those that vLLM's dashboards and the
+    Kubernetes inference gateway read, or none."""
+    public_metrics: bool = False
+    """Let /metrics be read without an API key."""
+    otlp_traces_endpoint: str | None = None
+    """URL to which OpenTelemetry spans of requests are sent, as OTLP over HTTP, such as
+    http://localhost:4318/v1/traces.  Needs the extra chairlift[otel]."""
 
     def __post_init__(self) -> None:
         _integer("port", self.port, 0, 65_535)
@@ -89,12 +99,10 @@ class ServerConfig:
         for name in ("ping_interval", "slow_client_timeout", "step_timeout"):
             _seconds(name, getattr(self, name), 1e-2)
         _seconds("shutdown_timeout", self.shutdown_timeout, 0.0)
-        if self.log_format not in get_args(LogFormatName):
-            raise ConfigError(
-                f"log_format must be one of {', '.join(get_args(LogFormatName))}, got"
-                f" {self.log_format!r}",
-                field="log_format",
-            )
+        _choice("log_format", self.log_format, get_args(LogFormatName))
+        _choice("metrics_compat", self.metrics_compat, get_args(MetricsCompat))
+        if self.otlp_traces_endpoint is not None:
+            _http_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
         for name in ("served_model_name", "allowed_host", "cors_origin", "api_key"):
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(x, str) and x for x in value):
@@ -130,6 +138,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}", field=name)
+
+
+def _http_url(name: str, value: object) -> None:
+    try:
+        is_url = isinstance(value, str) and bool(urlsplit(value).hostname)
+    except ValueError:
+        is_url = False
+    if not is_url or not str(value).startswith(("http://", "https://")):
+        raise ConfigError(f"{name} must be an http or https URL, got {value!r}", field=name)
 
 
 def _integer(name: str, value: object, low: int, high: int = 2**62) -> None:

@@ -19,7 +19,9 @@ from chairlift.server.lifecycle import Lifecycle
 from chairlift.server.metrics_hooks import MetricsHooks
 from chairlift.server.served_model import ServedModel, read_template
 from chairlift.server.server_config import ServerConfig
+from chairlift.server.server_metrics import ServerMetrics
 from chairlift.server.sse import StreamSweeper
+from chairlift.server.tracing import Tracer, open_tracer
 
 logger = logging.getLogger("chairlift")
 
@@ -40,12 +42,18 @@ class Serving:
         supervisor: EngineSupervisor,
         *,
         metrics: MetricsHooks | None = None,
+        tracer: Tracer | None = None,
         admission: AdmissionPolicy | None = None,
         keys: KeyRing | None = None,
     ) -> None:
         self.config = config
         self.supervisor = supervisor
-        self.metrics = metrics or MetricsHooks()
+        self.metrics = metrics or ServerMetrics(
+            supervisor,
+            model_name=next(iter(config.served_model_name), ""),
+            compat=config.metrics_compat,
+        )
+        self.tracer = tracer or open_tracer(config)
         self.admission: AdmissionPolicy = admission or BoundedQueue(
             max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens
         )
@@ -80,4 +88,5 @@ class Serving:
             raise of_request_error(error) from None
 
     def close(self) -> None:
+        self.tracer.close()
         self._text_pool.shutdown(wait=False, cancel_futures=True)

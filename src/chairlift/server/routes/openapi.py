@@ -80,6 +80,7 @@ def openapi_document() -> Schema:
             "/ready": _get(None),
             "/ping": _get(None),
             "/version": _get(None),
+            "/metrics": _get(None),
             "/openapi.json": _get(None),
         },
         "components": {
