@@ -58,3 +58,13 @@ def test_flags_exist() -> None:
     for text in (unit["Service"]["ExecStart"], dockerfile, command):
         flags = set(re.findall(r"--[a-z][a-z-]+", text))
         assert flags and flags <= FLAGS, flags - FLAGS
+
+
+def test_documents_name_only_our_flags() -> None:
+    docs = DEPLOY.parent / "docs"
+    rows = (docs / "migrating.md").read_text().splitlines()
+    ours = " ".join(row.split("|")[1] for row in rows if row.startswith("|"))
+    serving = (docs / "serving.md").read_text().replace("docker compose up --build", "")
+    for text in (ours, serving):
+        flags = set(re.findall(r"--[a-z][a-z-]+", text)) - {"--no-access-log"}
+        assert flags and flags <= FLAGS, flags - FLAGS
