@@ -55,7 +55,9 @@ def test_numbers_follow_the_requests(serve: Any) -> None:
         before = scrape(server)
         assert before["chairlift:prompt_tokens_total"][()] == 0
         assert before["chairlift:engine_up"][()] == 1
-        usage = server.complete(PROMPT, max_tokens=6, ignore_eos=True, n=2, temperature=1).json["usage"]
+        usage = server.complete(PROMPT, max_tokens=6, ignore_eos=True, n=2, temperature=1).json[
+            "usage"
+        ]
         server.complete(PROMPT, max_tokens=4, ignore_eos=True, stream=True)
         until(lambda: scrape(server)["chairlift:requests_finished_total"][("length",)] == 3)
         after = scrape(server)
