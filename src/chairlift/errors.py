@@ -35,5 +35,9 @@ class RequestError(ChairliftError):
         self.field = field
 
 
+class ContextLengthError(RequestError):
+    """A request is longer than the model's context or the KV cache allows."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine has stopped and can take no more requests."""

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+DEADLINE = "deadline"
+"""`stop_reason` of a request that ended because its time was up."""
+
 
 class TokenLogprob(NamedTuple):
     """One token's log probability, before any sampling option was applied."""
@@ -45,7 +48,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     """None while it runs; then "stop", "length", "abort" or "error"."""
     stop_reason: int | str | None = None
-    """The stop string or stop token that ended it; None for an end token of the model."""
+    """The stop string or stop token that ended it; None for an end token of the model.
+    `DEADLINE` where an abort came from the request's own deadline."""
     error: str | None = None
 
     @property
@@ -65,12 +69,33 @@ class RequestMetrics:
     token_times: list[float] = field(default_factory=list)
     """When each token of the first completion was handed over."""
     num_preemptions: int = 0
+    preempted_s: float = 0.0
+    """Time that its completions spent off the batch again, added up."""
 
     @property
     def time_to_first_token_s(self) -> float | None:
         if self.first_token_time is None:
             return None
         return self.first_token_time - self.arrival_time
+
+    @property
+    def queue_s(self) -> float | None:
+        """From arrival until it got on for the first time."""
+        return _difference(self.first_scheduled_time, self.arrival_time)
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From getting on until the first token."""
+        return _difference(self.first_token_time, self.first_scheduled_time)
+
+    @property
+    def decode_s(self) -> float | None:
+        """From the first token until the last."""
+        return _difference(self.last_token_time, self.first_token_time)
+
+
+def _difference(end_s: float | None, start_s: float | None) -> float | None:
+    return None if end_s is None or start_s is None else end_s - start_s
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from chairlift.errors import RequestError
 
 MAX_LOGPROBS = 20
-MAX_N = 64
+MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 GREEDY_TEMPERATURE = 1e-5

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "chairlift"
 LEVELS = {
     "cli": 9,
     "bench": 8,
+    "server": 7,
     "engine": 5,
     "runner": 4,
     "models": 3,
@@ -34,6 +35,14 @@ THIRD_PARTY = {
     "tokenizer": {"tokenizers", "jinja2"},
     "engine": {"tqdm"},
     "bench": {"numpy", "matplotlib", "rich", "uvloop"},
+    "server": {
+        "opentelemetry",
+        "prometheus_client",
+        "pydantic",
+        "pydantic_core",
+        "starlette",
+        "uvicorn",
+    },
     "cli": {"typer", "click", "rich"},
     "": set(),
 }

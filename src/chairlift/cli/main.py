@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from chairlift._version import __version__
-from chairlift.cli import bench, chat, demo, generate, info, pull
+from chairlift.cli import bench, chat, demo, generate, info, pull, serve
 from chairlift.errors import ChairliftError
 
 USER_MISTAKE = 2
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("pull")(pull.pull)
 app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")

@@ -39,9 +39,9 @@ class EngineCore:
         """Raises `RequestError` if the request can never be served."""
         self.scheduler.add_request(request)
 
-    def abort(self, request_id: str) -> RequestUpdate | None:
+    def abort(self, request_id: str, *, stop_reason: str | None = None) -> RequestUpdate | None:
         """Free everything that a request holds, now."""
-        return self.scheduler.abort(request_id)
+        return self.scheduler.abort(request_id, stop_reason=stop_reason)
 
     @property
     def has_work(self) -> bool:

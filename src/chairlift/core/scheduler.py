@@ -29,7 +29,7 @@ from chairlift.core.scheduler_output import (
     ScheduledRequest,
     SchedulerOutput,
 )
-from chairlift.errors import RequestError
+from chairlift.errors import ContextLengthError, RequestError
 from chairlift.events import AdmissionLimit, MemberKind, Preemption, PreemptionMode
 
 _LONG_PREFILL_SHARE = 4
@@ -84,7 +84,7 @@ class Scheduler:
         """Put a request in line.  Raises `RequestError` if it can never fit."""
         capacity = self.kv.capacity_tokens
         if request.num_max_tokens > capacity:
-            raise RequestError(
+            raise ContextLengthError(
                 f"prompt of {request.num_prompt_tokens} tokens with max_tokens={request.max_tokens}"
                 f" does not fit the KV cache: the largest request that fits has {capacity + 1}"
                 " tokens in all",
@@ -101,11 +101,13 @@ class Scheduler:
         else:
             self.waiting.add(request)
 
-    def abort(self, request_id: str) -> RequestUpdate | None:
+    def abort(self, request_id: str, *, stop_reason: str | None = None) -> RequestUpdate | None:
         """The caller has gone: free everything now.  None if there is no such request."""
         request = self.requests.get(request_id)
         if request is None:
             return None
+        if not request.is_finished:
+            request.stop_reason = stop_reason
         self._finish(request, RequestStatus.FINISHED_ABORTED)
         self._end_static_batch()
         return self._updates.pop(request_id, None)

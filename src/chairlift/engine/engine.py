@@ -13,13 +13,15 @@ from chairlift.config import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv_cache_manager import KVCacheManager
 from chairlift.core.scheduler import Scheduler
+from chairlift.core.scheduler_output import RequestUpdate
+from chairlift.engine.deadlines import Deadlines
 from chairlift.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.output_processor import OutputProcessor
 from chairlift.engine.run_summary import RunSummary
 from chairlift.engine.step_log import StepLog
 from chairlift.errors import RequestError
-from chairlift.outputs import RequestOutput
+from chairlift.outputs import DEADLINE, RequestOutput
 from chairlift.sampling_params import SamplingParams
 
 logger = logging.getLogger("chairlift")
@@ -49,6 +51,7 @@ class Engine:
             seed=asked.seed,
         )
         self._output_processor = OutputProcessor(model.tokenizer, self.scheduler)
+        self._deadlines = Deadlines()
         self.core.recorder.listen(self._output_processor.book_step)
         self.summary = RunSummary()
         self.core.recorder.listen(self.summary.add)
@@ -76,21 +79,32 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        arrival_time: float | None = None,
     ) -> ProcessedInput:
-        """Check and tokenize a request without queueing it.  May run in any thread."""
+        """Check and tokenize a request without queueing it.  May run in any thread.
+
+        `arrival_time` is on the engine's clock; now, unless it came earlier.
+        """
         return self.input_processor.process(
             prompt,
             params,
             request_id=request_id,
             priority=priority,
-            arrival_time=self.clock.now(),
+            arrival_time=self.clock.now() if arrival_time is None else arrival_time,
             cache_salt=cache_salt,
         )
 
-    def add(self, request: ProcessedInput, *, is_streaming: bool = True) -> str:
+    def add(
+        self,
+        request: ProcessedInput,
+        *,
+        is_streaming: bool = True,
+        deadline_s: float | None = None,
+    ) -> str:
         """Queue a processed request; returns its id.  Raises `RequestError` if it cannot fit.
 
-        Without streaming only the finished output is handed over.
+        Without streaming only the finished output is handed over.  At `deadline_s`, on the engine's
+        clock, it is aborted; a request that waits until then never reaches the model.
         """
         if request.request_id in self._output_processor:
             raise RequestError(f"request id {request.request_id!r} is in use", field="request_id")
@@ -102,6 +116,8 @@ class Engine:
                     self.core.abort(added.request_id)
                 raise
         self._output_processor.add(request, is_streaming=is_streaming)
+        if deadline_s is not None:
+            self._deadlines.add(request.request_id, deadline_s)
         return request.request_id
 
     def add_request(
@@ -120,14 +136,14 @@ class Engine:
         )
         return self.add(request, is_streaming=is_streaming)
 
-    def abort(self, request_id: str) -> list[RequestOutput]:
+    def abort(self, request_id: str, *, stop_reason: str | None = None) -> list[RequestOutput]:
         """End a request now and free everything it holds; returns its last output, if it lived."""
         updates = []
         for child in self._output_processor.child_ids(request_id):
-            update = self.core.abort(child)
+            update = self.core.abort(child, stop_reason=stop_reason)
             if update is not None:
                 updates.append(update)
-        return self._output_processor.process(updates, self.clock.now())
+        return self._process(updates)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -138,11 +154,33 @@ class Engine:
 
         With nothing to compute but a waiting window open, sleeps until it ends.
         """
-        idle_s = self.core.idle_s()
+        idle_s = self.idle_s()
         if idle_s:
             self.clock.sleep(idle_s)
-        updates = self.core.step()
-        return self._output_processor.process(updates, self.clock.now())
+        outputs = self._expire()
+        return outputs + self._process(self.core.step())
+
+    def idle_s(self) -> float | None:
+        """Seconds until a step would do something; 0: now; None: not before a request comes."""
+        idle_s, deadline_s = self.core.idle_s(), self._deadlines.next_s()
+        if idle_s == 0.0 or deadline_s is None:
+            return idle_s
+        left_s = max(0.0, deadline_s - self.clock.now())
+        return left_s if idle_s is None else min(idle_s, left_s)
+
+    def _expire(self) -> list[RequestOutput]:
+        """Abort whose deadline has passed, before anything is scheduled."""
+        outputs = []
+        for request_id in self._deadlines.take_expired(self.clock.now()):
+            outputs += self.abort(request_id, stop_reason=DEADLINE)
+        return outputs
+
+    def _process(self, updates: list[RequestUpdate]) -> list[RequestOutput]:
+        outputs = self._output_processor.process(updates, self.clock.now())
+        for output in outputs:
+            if output.finished:
+                self._deadlines.remove(output.request_id)
+        return outputs
 
     def close(self) -> None:
         """Close the step trace."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chairlift.core.request import Request
-from chairlift.errors import RequestError
+from chairlift.errors import ContextLengthError, RequestError
 from chairlift.sampling_params import SamplingParams
 from chairlift.tokenizer.tokenizer import Tokenizer
 
@@ -128,12 +128,16 @@ class InputProcessor:
             field="prompt",
         )
 
-    def _tokens_of_text(self, text: str) -> tuple[str, tuple[int, ...]]:
+    def check_length(self, text: str) -> None:
+        """Raises `ContextLengthError` for a text that is too long whatever its tokens are."""
         if len(text) > self._max_model_len * _MAX_CHARACTERS_PER_TOKEN:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt of {len(text)} characters cannot fit {self._max_model_len} tokens",
                 field="prompt",
             )
+
+    def _tokens_of_text(self, text: str) -> tuple[str, tuple[int, ...]]:
+        self.check_length(text)
         return text, tuple(self._tokenizer.encode(text))
 
     def _tokens_of_mapping(self, prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]]:
@@ -159,11 +163,14 @@ class InputProcessor:
         if not token_ids:
             raise RequestError("the prompt is empty", field="prompt")
         if len(token_ids) >= self._max_model_len:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens; with max_model_len"
                 f" {self._max_model_len} it may have {self._max_model_len - 1}",
                 field="prompt",
             )
+        are_integers = set(map(type, token_ids)) == {int}
+        if are_integers and min(token_ids) >= 0 and max(token_ids) < self._vocab_size:
+            return
         for token_id in token_ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
                 raise RequestError(

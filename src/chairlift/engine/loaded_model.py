@@ -52,6 +52,11 @@ class LoadedModel:
     runner: ModelRunner
     cost: PreemptionCost
 
+    @property
+    def kernels_name(self) -> str:
+        """Backend and instruction set."""
+        return self.runner.model.kernels.name
+
 
 def load_model(
     asked: EngineConfig,

@@ -42,6 +42,8 @@ class _Completion:
     matcher: StopStringMatcher
     parts: list[str] = field(default_factory=list)
     is_released: bool = False
+    preempted_at_s: float | None = None
+    """Since when it is off the batch again."""
 
     def push(self, token_ids: Sequence[int]) -> bool:
         """Append tokens; True if a stop string is complete."""
@@ -142,11 +144,21 @@ class OutputProcessor:
             self._children[child.request_id] = (answer, completion)
 
     def book_step(self, record: StepRecord) -> None:
-        """Note who got on for the first time."""
+        """Note who got on, for the first time or again, and who had to get off."""
+        for preemption in record.preemptions:
+            entry = self._children.get(preemption.request_id)
+            if entry is not None and entry[1].preempted_at_s is None:
+                entry[1].preempted_at_s = record.start_s
         for child_id in record.admitted:
             entry = self._children.get(child_id)
-            if entry is not None and entry[0].metrics.first_scheduled_time is None:
-                entry[0].metrics.first_scheduled_time = record.start_s
+            if entry is None:
+                continue
+            answer, completion = entry
+            if answer.metrics.first_scheduled_time is None:
+                answer.metrics.first_scheduled_time = record.start_s
+            if completion.preempted_at_s is not None:
+                answer.metrics.preempted_s += record.start_s - completion.preempted_at_s
+                completion.preempted_at_s = None
 
     def child_ids(self, request_id: str) -> list[str]:
         """The scheduler's names of a request's completions."""
@@ -230,7 +242,8 @@ class OutputProcessor:
             completion.close()
             output.finish_reason, output.error = update.finish_reason, update.error
             is_asked = update.stop_reason in completion.params.stop_token_ids
-            output.stop_reason = update.stop_reason if is_asked else None
+            is_told = is_asked or update.finish_reason == "abort"
+            output.stop_reason = update.stop_reason if is_told else None
         return False
 
     def _stop_at_string(self, update: RequestUpdate, completion: _Completion) -> None:

@@ -96,6 +96,10 @@ class ChatTemplate:
         except Exception as error:  # A template can raise anything that Python can.
             raise _template_error(error) from error
 
+    def compile(self) -> None:
+        """Raises RequestError now, rather than at the first use, for a template that is broken."""
+        self._compiled()
+
     def _join(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         chunks: list[str] = []
         num_chars = 0

@@ -7,6 +7,7 @@ be called from several threads at once.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ class Tokenizer:
         self._literal_backend: tokenizers.Tokenizer | None = None
         self._literal_lock = threading.Lock()
         self._vocabulary = spec.vocabulary
+        self._special_texts: re.Pattern[str] | None = None
         self.bos_id = spec.bos_id
         self.eos_id = spec.eos_id
         self.eos_ids = spec.eos_ids
@@ -109,17 +111,34 @@ class Tokenizer:
         people who must not be able to write control tokens.
         Raises RequestError if the text holds half a surrogate pair, which no encoding can carry.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be str, not {type(text).__name__}")
         backend = self._backend if parse_special else self._literal()
         try:
-            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+            # A batch of one, for `encode` keeps all other Python threads waiting until it is done.
+            encodings = backend.encode_batch_fast([text], add_special_tokens=False)
         except TypeError:
-            raise _invalid_text(text) from None
-        if add_special_tokens:
-            if self.add_bos and ids[:1] != [self.bos_id]:
-                ids.insert(0, _present(self.bos_id))
-            if self.add_eos and ids[-1:] != [self.eos_id]:
-                ids.append(_present(self.eos_id))
+            raise RequestError(
+                "the text holds half of a surrogate pair; send valid Unicode", field="prompt"
+            ) from None
+        ids: list[int] = encodings[0].ids
+        return self.with_special_tokens(ids) if add_special_tokens else ids
+
+    def with_special_tokens(self, ids: list[int]) -> list[int]:
+        """The ids of a text with BOS and EOS as the model wants them, each once."""
+        if self.add_bos and ids[:1] != [self.bos_id]:
+            ids = [_present(self.bos_id), *ids]
+        if self.add_eos and ids[-1:] != [self.eos_id]:
+            ids = [*ids, _present(self.eos_id)]
         return ids
+
+    def special_texts_pattern(self) -> re.Pattern[str]:
+        """Matches whatever spells a control token; nothing where there are none."""
+        if self._special_texts is None:
+            texts = {self._vocabulary.piece(i) for i in self._vocabulary.special_ids} - {""}
+            longest_first = sorted(texts, key=lambda text: (-len(text), text))
+            self._special_texts = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        return self._special_texts
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`.  Bytes that are no UTF-8 become U+FFFD."""
@@ -156,14 +175,6 @@ def _without_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokeniz
     added = backend.get_added_tokens_decoder().values()
     literal.add_tokens([token for token in added if not token.special])
     return literal
-
-
-def _invalid_text(text: object) -> Exception:
-    if not isinstance(text, str):
-        return TypeError(f"text must be str, not {type(text).__name__}")
-    return RequestError(
-        "the text holds half of a surrogate pair; send valid Unicode", field="prompt"
-    )
 
 
 def _present(token_id: int | None) -> int:

@@ -171,6 +171,38 @@ SURFACE = {
     },
     "info": ENGINE | {"MODEL", "--json"},
     "pull": {"NAME"},
+    "serve": ENGINE
+    | MODEL
+    | {
+        "MODEL_NAME",
+        "--access-log/--no-access-log",
+        "--allowed-host",
+        "--api-key",
+        "--api-key-file",
+        "--chat-template",
+        "--cors-origin",
+        "--host",
+        "--insecure/--no-insecure",
+        "--log-format",
+        "--log-prompts/--no-log-prompts",
+        "--max-body-size",
+        "--max-connections",
+        "--max-queued-requests",
+        "--max-queued-tokens",
+        "--ping-interval",
+        "--port",
+        "--request-timeout",
+        "--seed",
+        "--served-model-name",
+        "--shutdown-timeout",
+        "--slow-client-timeout",
+        "--ssl-certfile",
+        "--ssl-keyfile",
+        "--step-timeout",
+        "--strict-fields/--no-strict-fields",
+        "--uds",
+        "--usage-timings/--no-usage-timings",
+    },
 }
 
 

@@ -297,3 +297,61 @@ async def test_dynamic_batch_waits_for_its_window_without_a_busy_loop(
     assert len(set(texts)) == 1
     first = engine.engine.core.recorder.records[0]
     assert len(first.admitted) == 3, "they had time to gather"
+
+
+async def test_requests_of_one_reader_end_together(start: Callable[..., AsyncEngine]) -> None:
+    engine = start()
+    requests = [
+        engine.engine.process_input(f"{index}", SHORT, request_id=f"r{index}") for index in range(3)
+    ]
+    newest: dict[str, RequestOutput] = {}
+    with engine.submit(requests) as reader:
+        while not reader.is_finished:
+            for output in await reader.get():
+                newest[output.request_id] = output
+    assert sorted(newest) == ["r0", "r1", "r2"]
+    assert all(len(output.outputs[0].token_ids) == 5 for output in newest.values())
+
+
+async def test_without_streaming_only_the_end_is_read(start: Callable[..., AsyncEngine]) -> None:
+    engine = start()
+    requests = [engine.engine.process_input("abc", SHORT) for _ in range(2)]
+    outputs = []
+    with engine.submit(requests, is_streaming=False) as reader:
+        while not reader.is_finished:
+            outputs += await reader.get()
+    assert [output.finished for output in outputs] == [True, True]
+
+
+async def test_if_one_request_is_refused_none_is_added(start: Callable[..., AsyncEngine]) -> None:
+    engine = start()
+    requests = [engine.engine.process_input("abc", LONG, request_id="same") for _ in range(2)]
+    with pytest.raises(RequestError, match="in use"), engine.submit(requests) as reader:
+        await reader.get()
+    await until(lambda: not engine.engine.has_unfinished_requests)
+    assert await collect(engine, "abc", SHORT)
+
+
+async def test_nudge_returns_with_nothing(start: Callable[..., AsyncEngine]) -> None:
+    engine = start()
+    gate = Gate(engine.engine)
+    with engine.submit([engine.engine.process_input("abc", SHORT)]) as reader:
+        reader.nudge()
+        assert await reader.get() == []
+        gate.let(20)
+        while not reader.is_finished:
+            await reader.get()
+
+
+async def test_failing_from_outside_while_a_step_hangs(start: Callable[..., AsyncEngine]) -> None:
+    engine = start()
+    gate = Gate(engine.engine)
+    task = asyncio.create_task(collect(engine, "abc", SHORT))
+    await until(gate.is_waiting.is_set)
+    assert engine.step_started_s is not None
+    engine.fail("given up")
+    with pytest.raises(EngineDeadError, match="given up"):
+        await task
+    assert not engine.is_alive and not engine.join(0.01)
+    gate.let(1)
+    assert await asyncio.to_thread(engine.join, 10)

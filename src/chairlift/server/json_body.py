@@ -1,0 +1,155 @@
+"""Reads a request's body within limits and parses it strictly.
+
+The standard library's parser takes NaN and half surrogate pairs and dies of deep nesting; this one
+refuses them, and refuses before it parses what would only cost time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.types import Receive
+
+from chairlift.server.errors import (
+    ApiError,
+    ClientClosed,
+    bad_request,
+    queue_full,
+    too_large,
+    too_slow,
+    unsupported_media_type,
+)
+
+MAX_DEPTH = 64
+MAX_VALUES = 400_000
+"""Members of all arrays and objects together, commas inside texts included: parsing keeps the
+event loop waiting, so what could not be served anyhow is not parsed."""
+IDLE_TIMEOUT_S = 20.0
+TOTAL_TIMEOUT_S = 120.0
+
+JsonObject = dict[str, Any]
+
+
+class BodyBudget:
+    """Memory for all bodies that are being read or not yet turned into tokens."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes more bytes, and raises `ApiError` 429 if there are none left."""
+        num_taken = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal num_taken
+            if self._num_bytes + num_bytes > self._max_bytes:
+                raise queue_full("too many large requests are being read", 1)
+            self._num_bytes += num_bytes
+            num_taken += num_bytes
+
+        try:
+            yield take
+        finally:
+            self._num_bytes -= num_taken
+
+
+async def read_json_object(
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    *,
+    max_bytes: int,
+    take: Callable[[int], None] = lambda num_bytes: None,
+) -> JsonObject:
+    """The JSON object that a request brings.  Raises `ApiError` and `ClientClosed`.
+
+    `take` is told of bytes as they come, and may refuse them.
+    """
+    _check_headers(headers, max_bytes)
+    return parse_json_object(await _read(receive, max_bytes, take))
+
+
+def parse_json_object(data: bytes) -> JsonObject:
+    """Raises `ApiError` unless `data` is one JSON object of bounded depth and size."""
+    if not data:
+        raise _invalid("the body is empty; it must be a JSON object")
+    try:
+        value = from_json(data, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        raise _invalid(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _invalid("the body must be a JSON object")
+    if not has_depth_within(value, MAX_DEPTH):
+        raise _invalid(f"the body is nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def has_depth_within(value: object, max_depth: int) -> bool:
+    """Whether containers are nested at most `max_depth` deep."""
+    level = [value]
+    for _ in range(max_depth):
+        level = [child for container in level for child in _containers(container)]
+        if not level:
+            return True
+    return False
+
+
+def _containers(value: object) -> list[object]:
+    items = value.values() if isinstance(value, dict) else value
+    assert isinstance(items, (list, type({}.values())))
+    kinds = set(map(type, items))  # long arrays of numbers are passed over quickly
+    if dict not in kinds and list not in kinds:
+        return []
+    return [item for item in items if isinstance(item, (dict, list))]
+
+
+def _check_headers(headers: Mapping[bytes, bytes], max_bytes: int) -> None:
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"identity", b""):
+        raise unsupported_media_type("compressed bodies are not accepted; send plain JSON")
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind and kind != b"application/json" and not kind.endswith(b"+json"):
+        raise unsupported_media_type(
+            f"the body must be application/json, not {kind[:60].decode('ascii', 'replace')}"
+        )
+    length = headers.get(b"content-length")
+    if length is not None and length.isdigit() and int(length[:20]) > max_bytes:
+        raise too_large(max_bytes)
+
+
+async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -> bytes:
+    parts: list[bytes] = []
+    num_bytes = num_values = 0
+    try:
+        async with asyncio.timeout(TOTAL_TIMEOUT_S):
+            while True:
+                async with asyncio.timeout(IDLE_TIMEOUT_S):
+                    message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientClosed
+                part = message.get("body", b"")
+                num_bytes += len(part)
+                if num_bytes > max_bytes:
+                    raise too_large(max_bytes)
+                num_values += part.count(b",") + part.count(b"[") + part.count(b"{")
+                if num_values > MAX_VALUES:
+                    raise bad_request(f"the body has more than {MAX_VALUES} members")
+                take(len(part))
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+    except TimeoutError:
+        raise too_slow("the body did not arrive in time") from None
+
+
+def _invalid(message: str) -> ApiError:
+    return bad_request(message, code="invalid_json")

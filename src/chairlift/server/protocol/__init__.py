@@ -1,0 +1,1 @@
+"""What travels over HTTP: requests, checked strictly, and answers."""

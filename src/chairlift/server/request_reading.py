@@ -1,0 +1,131 @@
+"""What reading a chat and a text completion request has in common."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+from chairlift.engine.async_engine import AsyncEngine
+from chairlift.engine.input_processor import ProcessedInput, Prompt
+from chairlift.sampling_params import SamplingParams
+from chairlift.server.errors import bad_request
+from chairlift.server.exchange import Exchange
+from chairlift.server.json_body import JsonObject, read_json_object
+from chairlift.server.protocol.field_policy import IsNeutral, ignored_fields
+from chairlift.server.protocol.sampling_fields import SamplingFields
+from chairlift.server.protocol.strict_model import StrictModel
+from chairlift.server.served_model import ServedModel
+from chairlift.server.serving import Serving
+
+logger = logging.getLogger("chairlift")
+
+
+@asynccontextmanager
+async def read_body(
+    serving: Serving, exchange: Exchange, receive: Receive
+) -> AsyncIterator[JsonObject]:
+    """The request's JSON object, to be let go with the block.
+
+    Raises `ApiError` and `ClientClosed`.
+    """
+    with serving.bodies.share() as take:
+        body = await read_json_object(
+            exchange.headers, receive, max_bytes=serving.config.max_body_size, take=take
+        )
+        exchange.is_body_pending = False
+        yield body
+
+
+def book_fields(
+    serving: Serving,
+    exchange: Exchange,
+    request: SamplingFields,
+    refused: Mapping[str, IsNeutral],
+    without_effect: Sequence[str],
+) -> None:
+    """Name what changes nothing.  Raises `ApiError` for what cannot be honoured."""
+    more = list(without_effect)
+    if "priority" in request.model_fields_set and not serving.engine()[1].has_priorities:
+        more.append("priority")
+    if request.stream_options is not None:
+        options = request.stream_options
+        more += [f"stream_options.{name}" for name in options.unknown_fields()]
+        if options.include_obfuscation:
+            more.append("stream_options.include_obfuscation")
+    exchange.ignored = ignored_fields(
+        request, refused, more, is_strict=serving.config.strict_fields
+    )
+    if exchange.ignored:
+        serving.metrics.fields_ignored(exchange.ignored)
+
+
+def book_unknown(serving: Serving, exchange: Exchange, request: StrictModel) -> None:
+    """The same for a request that is not for tokens."""
+    exchange.ignored = ignored_fields(request, {}, is_strict=serving.config.strict_fields)
+    if exchange.ignored:
+        serving.metrics.fields_ignored(exchange.ignored)
+
+
+def process(
+    serving: Serving,
+    engine: AsyncEngine,
+    exchange: Exchange,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    id: str,
+    request: SamplingFields,
+) -> ProcessedInput:
+    """Check and tokenize one prompt.  Raises `RequestError`."""
+    return engine.engine.process_input(
+        prompt,
+        params,
+        request_id=id,
+        priority=request.priority,
+        cache_salt=_cache_salt(serving, exchange, request),
+        arrival_time=exchange.started_s,
+    )
+
+
+def log_prompts(serving: Serving, exchange: Exchange, processed: Sequence[ProcessedInput]) -> None:
+    """If somebody has asked for it."""
+    if serving.config.log_prompts:
+        for item in processed:
+            shown = item.prompt if item.prompt is not None else list(item.prompt_token_ids)
+            logger.info("prompt of %s: %.10000s", exchange.request_id, shown)
+
+
+def check_fits(
+    request: SamplingFields,
+    processed: Sequence[ProcessedInput],
+    served: ServedModel,
+    *,
+    asked_tokens: int | None,
+) -> None:
+    """Raises `ApiError` if what was asked for is longer than the context, or costs too much."""
+    for item in processed:
+        num_prompt = len(item.prompt_token_ids)
+        if num_prompt + (asked_tokens or 0) > served.max_model_len:
+            raise bad_request(
+                f"the prompt of {num_prompt} tokens and {asked_tokens} tokens to generate do not"
+                f" fit the model's context of {served.max_model_len}",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+    params = processed[0].params
+    num_tokens = sum(
+        child.max_tokens * (params.logprobs is not None)
+        + len(item.prompt_token_ids) * (params.prompt_logprobs is not None)
+        for item in processed
+        for child in item.children
+    )
+    request.check_logprob_values(num_tokens, params.logprobs)
+
+
+def _cache_salt(serving: Serving, exchange: Exchange, request: SamplingFields) -> str:
+    """Prompts of different keys never share cached blocks: the time to answer would tell."""
+    key_name = exchange.key_name if len(serving.keys) > 1 else ""
+    return f"{key_name}\0{request.cache_salt}" if request.cache_salt or key_name else ""

@@ -1,0 +1,1 @@
+"""One ASGI endpoint per file."""

@@ -1,0 +1,130 @@
+"""GET /openapi.json, written from the protocol models."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.types import Receive, Scope, Send
+
+from chairlift._version import __version__
+from chairlift.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+from chairlift.server.protocol.completion import (
+    CompletionRequest,
+    TextCompletion,
+    TextCompletionChunk,
+)
+from chairlift.server.protocol.error import ErrorAnswer
+from chairlift.server.protocol.model import Model, ModelList
+from chairlift.server.protocol.tokenize import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+    TokenizerInfo,
+)
+from chairlift.server.responses import send_bytes
+
+Schema = dict[str, Any]
+
+_REQUESTS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_ANSWERS = (
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    TextCompletionChunk,
+    TokenizeAnswer,
+    DetokenizeAnswer,
+    TokenizerInfo,
+    Model,
+    ModelList,
+    ErrorAnswer,
+)
+
+
+class OpenApi:
+    """The document."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, json.dumps(openapi_document()).encode("ascii"))
+
+
+@cache
+def openapi_document() -> Schema:
+    """OpenAPI 3.1."""
+    _, schemas = models_json_schema(
+        [(kind, "validation") for kind in _REQUESTS]
+        + [(kind, "serialization") for kind in _ANSWERS],
+        ref_template="#/components/schemas/{model}",
+    )
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Chairlift",
+            "version": __version__,
+            "description": "LLM serving with continuous batching on any CPU.",
+        },
+        "security": [{}, {"bearer": []}],
+        "paths": {
+            "/v1/chat/completions": _post(ChatRequest, ChatCompletion, ChatCompletionChunk),
+            "/v1/completions": _post(CompletionRequest, TextCompletion, TextCompletionChunk),
+            "/v1/models": _get(ModelList),
+            "/v1/models/{id}": _get(Model, parameter="id"),
+            "/tokenize": _post(TokenizeRequest, TokenizeAnswer),
+            "/detokenize": _post(DetokenizeRequest, DetokenizeAnswer),
+            "/tokenizer_info": _get(TokenizerInfo),
+            "/health": _get(None),
+            "/ready": _get(None),
+            "/ping": _get(None),
+            "/version": _get(None),
+            "/metrics": _get(None),
+            "/openapi.json": _get(None),
+        },
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _post(
+    request: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel] | None = None
+) -> Schema:
+    content = {"application/json": {"schema": _reference(answer)}}
+    if chunk is not None:
+        content["text/event-stream"] = {"schema": _reference(chunk)}
+    operation = {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _reference(request)}},
+        },
+        "responses": {"200": {"description": "Success.", "content": content}, **_errors()},
+    }
+    return {"post": operation}
+
+
+def _get(answer: type[BaseModel] | None, *, parameter: str | None = None) -> Schema:
+    schema = {} if answer is None else _reference(answer)
+    content = {"application/json": {"schema": schema}}
+    operation: Schema = {
+        "responses": {"200": {"description": "Success.", "content": content}, **_errors()}
+    }
+    if parameter is not None:
+        place = {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [place]
+    return {"get": operation}
+
+
+def _errors() -> Schema:
+    content = {"application/json": {"schema": _reference(ErrorAnswer)}}
+    return {
+        "4XX": {"description": "The request cannot be served.", "content": content},
+        "5XX": {"description": "The server cannot serve it now.", "content": content},
+    }
+
+
+def _reference(kind: type[BaseModel]) -> Schema:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}

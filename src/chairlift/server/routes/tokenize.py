@@ -1,0 +1,107 @@
+"""POST /tokenize, POST /detokenize, GET /tokenizer_info."""
+
+from __future__ import annotations
+
+from starlette.types import Receive, Scope, Send
+
+from chairlift.server.errors import bad_request
+from chairlift.server.exchange import exchange_of
+from chairlift.server.logprobs import token_name
+from chairlift.server.protocol.strict_model import parse
+from chairlift.server.protocol.tokenize import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+    TokenizerInfo,
+)
+from chairlift.server.request_reading import book_unknown, read_body
+from chairlift.server.responses import send_model
+from chairlift.server.served_model import ServedModel
+from chairlift.server.serving import Serving
+
+
+class Tokenize:
+    """A prompt or a conversation as token ids."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serving, exchange = self._serving, exchange_of(scope)
+        exchange.endpoint = "tokenize"
+        _, served = serving.engine()
+        async with read_body(serving, exchange, receive) as body:
+            request = parse(TokenizeRequest, body)
+        if (request.prompt is None) == (request.messages is None):
+            raise bad_request("give either prompt or messages", param="prompt")
+        if request.model is not None:
+            served.check_name(request.model)
+        book_unknown(serving, exchange, request)
+        await send_model(send, await serving.in_text_thread(_tokenize, request, served))
+
+
+class Detokenize:
+    """Token ids as text."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serving, exchange = self._serving, exchange_of(scope)
+        exchange.endpoint = "detokenize"
+        _, served = serving.engine()
+        async with read_body(serving, exchange, receive) as body:
+            request = parse(DetokenizeRequest, body)
+        if request.model is not None:
+            served.check_name(request.model)
+        book_unknown(serving, exchange, request)
+        if any(token_id >= served.vocab_size for token_id in request.tokens):
+            raise bad_request(
+                f"tokens must be below {served.vocab_size}: one is out of vocabulary",
+                param="tokens",
+            )
+        text = await serving.in_text_thread(_decode, request.tokens, served)
+        await send_model(send, DetokenizeAnswer(prompt=text))
+
+
+class GetTokenizerInfo:
+    """What a client needs to count tokens itself."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _, served = self._serving.engine()
+        tokenizer = served.tokenizer
+        info = TokenizerInfo(
+            tokenizer_class=type(tokenizer).__name__,
+            vocab_size=served.vocab_size,
+            model_max_length=served.max_model_len,
+            bos_token=tokenizer.bos_token or None,
+            bos_token_id=tokenizer.bos_id,
+            eos_token=tokenizer.eos_token or None,
+            eos_token_id=tokenizer.eos_id,
+            eos_token_ids=sorted(tokenizer.eos_ids),
+            chat_template=served.chat_template.source if served.chat_template else None,
+        )
+        await send_model(send, info)
+
+
+def _tokenize(request: TokenizeRequest, served: ServedModel) -> TokenizeAnswer:
+    if request.messages is not None:
+        _, ids = served.encode_messages(
+            request.messages, add_generation_prompt=request.add_generation_prompt
+        )
+    else:
+        text = request.prompt or ""
+        served.check_length(text)
+        ids = served.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
+    names = [token_name(served.tokenizer, i) for i in ids] if request.return_token_strs else None
+    return TokenizeAnswer(
+        count=len(ids), max_model_len=served.max_model_len, tokens=ids, token_strs=names
+    )
+
+
+def _decode(ids: list[int], served: ServedModel) -> str:
+    return served.tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,0 +1,92 @@
+"""What all endpoints share: the options, the engine behind them, the queue in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from chairlift.engine.async_engine import AsyncEngine
+from chairlift.engine.supervisor import EngineSupervisor
+from chairlift.errors import RequestError
+from chairlift.server.admission import AdmissionPolicy, BoundedQueue
+from chairlift.server.auth import KeyRing, read_keys
+from chairlift.server.errors import of_request_error
+from chairlift.server.json_body import BodyBudget
+from chairlift.server.lifecycle import Lifecycle
+from chairlift.server.metrics_hooks import MetricsHooks
+from chairlift.server.served_model import ServedModel, read_template
+from chairlift.server.server_config import ServerConfig
+from chairlift.server.server_metrics import ServerMetrics
+from chairlift.server.sse import StreamSweeper
+from chairlift.server.tracing import Tracer, open_tracer
+
+logger = logging.getLogger("chairlift")
+
+T = TypeVar("T")
+
+_BODIES_AT_ONCE = 8
+"""Largest bodies whose memory all requests being read may take together."""
+_NUM_TEXT_THREADS = 2
+"""Templates and tokenizing: enough to keep one long prompt from holding up the others."""
+
+
+class Serving:
+    """One per server.  Event loop only, unless said otherwise."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        supervisor: EngineSupervisor,
+        *,
+        metrics: MetricsHooks | None = None,
+        tracer: Tracer | None = None,
+        admission: AdmissionPolicy | None = None,
+        keys: KeyRing | None = None,
+    ) -> None:
+        self.config = config
+        self.supervisor = supervisor
+        self.metrics = metrics or ServerMetrics(
+            supervisor,
+            model_name=next(iter(config.served_model_name), ""),
+            compat=config.metrics_compat,
+        )
+        self.tracer = tracer or open_tracer(config)
+        self.admission: AdmissionPolicy = admission or BoundedQueue(
+            max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens
+        )
+        self._template_source = read_template(config.chat_template)
+        self.keys = keys if keys is not None else read_keys(config)
+        self.lifecycle = Lifecycle(supervisor)
+        self.bodies = BodyBudget(_BODIES_AT_ONCE * config.max_body_size)
+        self.sweeper = StreamSweeper(
+            ping_s=config.ping_interval, stall_s=config.slow_client_timeout
+        )
+        self._text_pool = ThreadPoolExecutor(_NUM_TEXT_THREADS, "chairlift-text")
+        self._served: tuple[AsyncEngine, ServedModel] | None = None
+        supervisor.listen(self.metrics.step_done)
+        supervisor.listen(self.admission.step_done)
+
+    def engine(self) -> tuple[AsyncEngine, ServedModel]:
+        """For a new request.  Raises `ApiError` 503 while there is none."""
+        engine = self.lifecycle.engine()
+        if self._served is None or self._served[0] is not engine:
+            self._served = (engine, self._served_model(engine))
+        return self._served
+
+    def _served_model(self, engine: AsyncEngine) -> ServedModel:
+        return ServedModel.from_engine(engine.engine, self.config, self._template_source)
+
+    async def in_text_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what works on text off the event loop.  A `RequestError` becomes an `ApiError`."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._text_pool, function, *arguments)
+        except RequestError as error:
+            raise of_request_error(error) from None
+
+    def close(self) -> None:
+        self.tracer.close()
+        self._text_pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,482 @@
+"""Hostile and mistaken requests: the right status and code, and no trace left behind.
+
+After each case the server answers a control request with the same text, and the KV cache is as
+empty as before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from http_harness import Answer, RunningServer, until
+from parity.tiny_checkpoints import EOS_TOKEN
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+HUGE = 10**400
+VOCABULARY = 256
+
+
+@pytest.fixture(scope="module")
+def control_text(server: RunningServer) -> str:
+    return str(server.complete("control").json["choices"])
+
+
+@pytest.fixture(autouse=True)
+def unharmed(server: RunningServer, control_text: str) -> Iterator[None]:
+    yield
+    assert str(server.complete("control").json["choices"]) == control_text
+    server.check_idle()
+
+
+def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    base: dict[str, Any] = {"model": "tiny", "max_tokens": 2}
+    base |= {"messages": MESSAGES} if path == CHAT else {"prompt": "abc"}
+    return {**base, **fields}
+
+
+def send(server: RunningServer, path: str, fields: dict[str, Any]) -> Answer:
+    return server.post(path, body_of(path, fields))
+
+
+def with_field(path: str, name: str, text: str) -> bytes:
+    """A body in which one value is written as it stands, JSON or not."""
+    body = body_of(path, {})
+    body.pop(name, None)
+    return json.dumps(body)[:-1].encode() + f', "{name}": {text}}}'.encode()
+
+
+# -- rows 1 to 3: no JSON ----------------------------------------------------------------------
+NOT_AN_OBJECT = {
+    "brace": b"{",
+    "empty": b"",
+    "null": b"null",
+    "list": b"[]",
+    "text": b'"x"',
+    "number": b"123",
+    "bytes": b'{"model": "\xff"}',
+    "utf-16": '{"model": "tiny"}'.encode("utf-16"),
+    "byte order mark": b"\xef\xbb\xbf" + json.dumps(body_of(TEXT, {})).encode(),
+    "rest": b'{"model": "tiny"} x',
+    "comment": b'{"model": "tiny" /* x */}',
+    "single quotes": b"{'model': 'tiny'}",
+    "trailing comma": b'{"model": "tiny",}',
+    "half surrogate": b'{"model": "tiny", "prompt": "\\ud800"}',
+    "half surrogate in a key": b'{"model": "tiny", "\\udfff": 1}',
+    "deep lists": b'{"a": ' + b"[" * 2000 + b"]" * 2000 + b"}",
+    "deep objects": b'{"a":' * 300 + b"1" + b"}" * 300,
+    "65 levels": b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}",
+    "huge number": b'{"n": ' + b"9" * 5000 + b"}",
+    "NaN": b'{"a": NaN}',
+    "infinite": b'{"a": -Infinity}',
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("name", NOT_AN_OBJECT)
+def test_no_json_object(server: RunningServer, path: str, name: str) -> None:
+    answer = server.post(path, NOT_AN_OBJECT[name], headers={"content-type": "application/json"})
+    assert answer.status == 400 and answer.error["code"] == "invalid_json"
+
+
+def test_too_many_members(server: RunningServer) -> None:
+    answer = server.post(TEXT, b'{"prompt": [' + b"1," * 500_000 + b"1]}")
+    assert answer.status == 400 and "members" in answer.error["message"]
+
+
+# -- row 4: unusual text is text ---------------------------------------------------------------
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("text", ["a\x00b", "\x1b[31m", "\u202eabc", "😀", "e" + "\u0301" * 60])
+def test_unusual_text_is_served(server: RunningServer, path: str, text: str) -> None:
+    if path == CHAT:
+        assert server.chat(text).status == 200
+    else:
+        assert server.complete(text, echo=True).json["choices"][0]["text"].startswith(text)
+
+
+# -- rows 5 to 13, 19, 20: options -------------------------------------------------------------
+NUMBERS = {
+    "temperature": ["NaN", "Infinity", "1e999", '"0.7"', "true", "[]", "-1", "2.1", "{}"],
+    "top_p": ["0", "-0.1", "1.1", '"1"', "true", "1e999"],
+    "top_k": ["-2", str(2**63), "1.5", '"5"', "true", str(HUGE)],
+    "min_p": ["2", "-0.1", "true"],
+    "presence_penalty": ["2.01", "-2.01", "1e308", '"1"', "true"],
+    "frequency_penalty": ["2.01", "-2.01", "1e308", "null_", "[]"],
+    "repetition_penalty": ["0", "-1", "1e308", '"1"', "true"],
+    "n": ["0", "-1", "129", "1000000", str(10**30), "1.5", "true", '"3"', "[]", str(HUGE)],
+    "max_tokens": ["-1", str(2**31), str(2**63), str(HUGE), "1.5", '"5"', "true", "1e3"],
+    "min_tokens": ["-1", str(2**31), "true"],
+    "seed": [str(2**63), str(-(2**63) - 1), "1.5", '"1"', "true", str(HUGE)],
+    "stop": ['""', '["a","b","c","d","e"]', f'"{"x" * 10_000}"', "[1]", "1", '[""]', "{}", "true"],
+    "stop_token_ids": ["[-1]", "[256]", f"[{2**31}]", "[1.0]", "[true]", '"1"', "1", '["a"]'],
+    "allowed_token_ids": ["[]", "[256]", "[-1]", "5"],
+    "logit_bias": [
+        '{"abc":1}', '{"-1":1}', '{"999999":1}', '{"1":101}', '{"1":NaN}', '{"1":"2"}', "[]",
+        '{"1":true}', '{"1":1e999}', '{"1.5":1}', '{"٣":1}', "5",
+        "{" + ",".join(f'"{i}":1' for i in range(2000)) + "}",
+    ],  # fmt: skip
+    "bad_words": ["[1]", '[""]', '"x"', "{}"],
+    "stream": ['"yes"', "1", "[]", '"true"'],
+    "ignore_eos": ['"no"', "0", "{}"],
+    "skip_special_tokens": ["1", '"x"'],
+    "include_stop_str_in_output": ["1"],
+    "priority": ["1.5", '"high"', "true", str(2**40)],
+    "timeout": ["0", "-1", '"5"', "true", "1e999", "NaN"],
+    "cache_salt": ["1", f'"{"x" * 300}"', "[]"],
+    "model": ["1", '["tiny"]', "{}", '""', "true"],
+    "stream_options": ["true", "[]", '{"include_usage": "yes"}', '{"include_usage": true}'],
+    "user": ["1", "{}"],
+    "metadata": ['"x"', '{"a": 1}', json.dumps({str(i): "" for i in range(17)}),
+                 json.dumps({"k" * 65: ""}), json.dumps({"k": "v" * 513})],
+    "store": ['"yes"', "1"],
+    "service_tier": ["1"],
+}  # fmt: skip
+CASES = [
+    (path, name, text)
+    for path in (CHAT, TEXT)
+    for name, texts in NUMBERS.items()
+    for text in texts
+    if text != "null_"
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "text"), CASES, ids=[f"{p[4:8]}-{n}-{t[:24]}" for p, n, t in CASES]
+)
+def test_option_of_the_wrong_kind_or_size(
+    server: RunningServer, path: str, name: str, text: str
+) -> None:
+    answer = server.post(path, with_field(path, name, text))
+    assert answer.status == 400, answer.body
+    error = answer.error
+    assert error["type"] == "invalid_request_error"
+    if error["code"] != "invalid_json":
+        assert error["param"] is not None and error["param"].startswith(name)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("text", ["-0.0", "0", "0.0", "2", "1e-320"])
+def test_legal_temperatures(server: RunningServer, path: str, text: str) -> None:
+    assert server.post(path, with_field(path, "temperature", text)).status == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_null_means_absence(server: RunningServer, path: str) -> None:
+    names = [*NUMBERS, "logprobs", "top_logprobs", "response_format", "tools", "best_of", "suffix"]
+    nulls = {name: None for name in names if name != "model"}
+    assert send(server, path, nulls).status == 200
+
+
+def test_number_above_its_maximum_has_its_code(server: RunningServer) -> None:
+    assert send(server, TEXT, {"n": 129}).error["code"] == "integer_above_max_value"
+
+
+TEXT_ONLY = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"best_of": 1, "n": 2, "temperature": 1}, "best_of"),
+    ({"best_of": 21}, "best_of"),
+    ({"best_of": 2, "stream": True, "temperature": 1}, "best_of"),
+    ({"best_of": True}, "best_of"),
+    ({"best_of": 1_000_000}, "best_of"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": 10**6}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"suffix": "x"}, "suffix"),
+    ({"echo": 1}, "echo"),
+    ({"n": 2, "temperature": 0}, "n"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [[1], "a"]}, "prompt"),
+    ({"prompt": {}}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": True}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [VOCABULARY]}, "prompt"),
+    ({"prompt": [2**31]}, "prompt"),
+    ({"prompt": [2**64]}, "prompt"),
+    ({"prompt": [1.0]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [[1, 2], [VOCABULARY]]}, "prompt"),
+    ({"prompt": ["a"] * 100_000}, "prompt"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"guided_regex": "*("}, "guided_regex"),
+    ({"use_beam_search": True}, "use_beam_search"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), TEXT_ONLY, ids=[str(fields)[:40] for fields, _ in TEXT_ONLY]
+)
+def test_bad_text_completion(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    answer = send(server, TEXT, fields)
+    assert answer.status == 400 and (answer.error["param"] or "").startswith(param), answer.body
+
+
+def test_missing_fields(server: RunningServer) -> None:
+    for path, name in ((TEXT, "prompt"), (TEXT, "model"), (CHAT, "messages"), (CHAT, "model")):
+        body = body_of(path, {})
+        del body[name]
+        answer = server.post(path, body)
+        assert answer.status == 400 and answer.error["param"] == name
+        assert answer.error["code"] == "missing_required_parameter"
+
+
+def test_empty_prompt_is_the_beginning_of_a_text_or_refused(server: RunningServer) -> None:
+    """The tiny model begins texts with BOS only if its tokenizer says so."""
+    answer = send(server, TEXT, {"prompt": ""})
+    assert answer.status == (200 if server.engine.model.tokenizer.add_bos else 400)
+
+
+# -- rows 16 to 18: length ---------------------------------------------------------------------
+def test_context_length(server: RunningServer) -> None:
+    limit = server.get("/v1/models").json["data"][0]["max_model_len"]
+    for length, status in ((limit + 1, 400), (limit, 400), (limit - 1, 200)):
+        answer = send(server, TEXT, {"prompt": [5] * length, "max_tokens": 1})
+        assert answer.status == status
+        if status == 400:
+            assert answer.error["code"] == "context_length_exceeded"
+    fits = send(server, TEXT, {"prompt": [5] * 10, "max_tokens": limit - 10, "ignore_eos": True})
+    assert fits.status == 200 and fits.json["usage"]["total_tokens"] == limit
+    over = send(server, TEXT, {"prompt": [5] * 10, "max_tokens": limit - 9})
+    assert over.status == 400 and over.error["code"] == "context_length_exceeded"
+    chat = server.chat("a" * limit)
+    assert chat.status == 400 and chat.error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("letters", ["a", " ", "QUJD", "a,"])
+def test_prompt_of_31_megabytes_is_refused_quickly(server: RunningServer, letters: str) -> None:
+    text = letters * (31_000_000 // len(letters))
+    for path, fields in (
+        (TEXT, {"prompt": text}),
+        (CHAT, {"messages": [{"role": "user", "content": text}]}),
+    ):
+        answer = send(server, path, fields)
+        assert answer.status == 400
+    until(lambda: server.serving.bodies.num_bytes == 0)
+
+
+# -- row 19, the harmless ones -----------------------------------------------------------------
+@pytest.mark.parametrize("stop", ["never to be found", EOS_TOKEN[:3], [], ["x"], ["a", "b", "c"]])
+def test_stop_that_does_not_match(server: RunningServer, stop: Any) -> None:
+    assert send(server, TEXT, {"stop": stop}).status == 200
+
+
+# -- rows 22 to 25: messages -------------------------------------------------------------------
+BAD_MESSAGES: list[tuple[Any, str]] = [
+    ([], "messages"),
+    ("x", "messages"),
+    ({}, "messages"),
+    ([123], "messages[0]"),
+    ([{}], "messages[0].role"),
+    ([{"role": 123, "content": "x"}], "messages[0].role"),
+    ([{"role": "wizard", "content": "x"}], "messages[0].role"),
+    ([{"role": "user"}], "messages[0].content"),
+    ([{"role": "user", "content": None}], "messages[0].content"),
+    ([{"role": "user", "content": 123}], "messages[0].content"),
+    ([{"role": "user", "content": {}}], "messages[0].content"),
+    ([{"role": "user", "content": [1]}], "messages[0].content"),
+    ([{"role": "user", "content": [{}]}], "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "sound"}]}], "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content"),
+    (
+        [
+            {"role": "user", "content": "x"},
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}],
+            },
+        ],
+        "messages[1].content",
+    ),
+    (
+        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
+        "messages[0].content",
+    ),
+    ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+    ([{"role": "assistant", "tool_calls": "x"}], "messages[0].tool_calls"),
+    ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
+    ([MESSAGES[0]] * 10_000, "messages"),
+    (
+        [{"role": "user", "content": [{"type": "text", "text": "x"}] * 5000}],
+        "messages[0].content",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"), BAD_MESSAGES, ids=[str(m)[:48] for m, _ in BAD_MESSAGES]
+)
+def test_bad_messages(server: RunningServer, messages: Any, param: str) -> None:
+    answer = send(server, CHAT, {"messages": messages})
+    assert answer.status == 400 and answer.error["param"] == param, answer.body
+
+
+def test_part_of_another_type_is_named(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+    assert "image_url" in send(server, CHAT, {"messages": messages}).error["message"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": "x", "tool_call_id": "never heard of"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{not json"}}]},
+        {"role": "assistant", "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"role": "developer", "content": "x"},
+        {"role": "system", "content": ""},
+        {"role": "user", "content": "x", "unheard_of": {"a": [1]}},
+    ],
+)  # fmt: skip
+def test_odd_messages_are_served(server: RunningServer, message: Any) -> None:
+    assert send(server, CHAT, {"messages": [message, *MESSAGES]}).status == 200
+
+
+# -- rows 26 to 32, 35, 36, 38: what is not served ---------------------------------------------
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+REFUSED: list[dict[str, Any]] = [
+    {"tools": [FUNCTION]},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "((("}}}]},
+    {"tools": "x"},
+    {"tool_choice": "required", "tools": []},
+    {"tool_choice": {"type": "function", "function": {"name": "g"}}},
+    {"functions": [{"name": "f"}]},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 123}}},
+    {"response_format": {"type": "sound"}},
+    {"response_format": False},
+    {"response_format": "json_object"},
+    {"guided_json": {"type": "object"}},
+    {"guided_regex": "(a+)+$"},
+    {"guided_grammar": "x"},
+    {"structured_outputs": {"json": ""}},
+    {"chat_template": "{{ ''.__class__ }}"},
+    {"chat_template": "{% for i in range(1000) %}x{% endfor %}"},
+    {"continue_final_message": True},
+    {"audio": {"voice": "x", "format": "wav"}},
+    {"modalities": ["text", "audio"]},
+    {"prediction": {"type": "content", "content": "x"}},
+    {"web_search_options": {}},
+    {"documents": [{"text": "x"}]},
+    {"prompt_embeds": "x"},
+    {"prompt_logprobs": 1},
+    {"use_beam_search": True},
+    {"best_of": 2},
+    {"echo": True},
+    {"logits_processors": ["x"]},
+]
+
+
+@pytest.mark.parametrize("fields", REFUSED, ids=[str(fields)[:48] for fields in REFUSED])
+def test_what_cannot_be_honoured_is_named(server: RunningServer, fields: dict[str, Any]) -> None:
+    answer = send(server, CHAT, fields)
+    assert answer.status == 400 and answer.error["code"] == "unsupported_parameter"
+    assert answer.error["param"] in fields
+
+
+BAD_CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": "5"}, "max_completion_tokens"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+    ({"verbosity": "loud"}, "verbosity"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"enable_thinking": "x" * 10**6}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHAT, ids=[str(f)[:48] for f, _ in BAD_CHAT])
+def test_bad_chat(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    answer = send(server, CHAT, fields)
+    assert answer.status == 400 and answer.error["param"] == param, answer.body
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"best_of": 1},
+        {"chat_template_kwargs": {}},
+    ],
+)
+def test_values_that_ask_for_nothing_are_fine(
+    server: RunningServer, fields: dict[str, Any]
+) -> None:
+    answer = send(server, CHAT, fields)
+    assert answer.status == 200 and "x-chairlift-ignored" not in answer.headers
+
+
+def test_a_bad_request_does_not_spoil_the_next(server: RunningServer) -> None:
+    for fields, status in (
+        ({}, 200),
+        ({"response_format": {"type": "json_schema"}}, 400),
+        ({}, 200),
+    ):
+        assert send(server, CHAT, fields).status == status
+
+
+# -- row 40 ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("name", ["other", "../../etc/passwd", "tiny ", "TINY", "gpt-4o"])
+def test_unknown_model(server: RunningServer, path: str, name: str) -> None:
+    answer = send(server, path, {"model": name})
+    assert answer.status == 404 and answer.error["code"] == "model_not_found"
+
+
+def test_model_of_a_megabyte(server: RunningServer) -> None:
+    answer = send(server, TEXT, {"model": "x" * 10**6})
+    assert answer.status == 400 and len(answer.body) < 2000
+
+
+# -- products of legal numbers -----------------------------------------------------------------
+def test_product_of_choices_tokens_and_logprobs_is_bounded(server: RunningServer) -> None:
+    limit = server.get("/v1/models").json["data"][0]["max_model_len"]
+    fields = {"n": 128, "logprobs": 20, "max_tokens": limit - 4, "temperature": 1}
+    answer = send(server, TEXT, {**fields, "prompt": [[5]] * 1000})
+    assert answer.status == 400 and answer.error["param"] == "logprobs"
+
+
+# -- tokenizing --------------------------------------------------------------------------------
+BAD_TOKENS: list[tuple[str, dict[str, Any]]] = [
+    ("/tokenize", {}),
+    ("/tokenize", {"prompt": 5}),
+    ("/tokenize", {"prompt": "x", "messages": MESSAGES}),
+    ("/tokenize", {"messages": []}),
+    ("/tokenize", {"prompt": "x", "add_special_tokens": "yes"}),
+    ("/tokenize", {"prompt": "x" * 20_000_000}),
+    ("/detokenize", {}),
+    ("/detokenize", {"tokens": "x"}),
+    ("/detokenize", {"tokens": [-1]}),
+    ("/detokenize", {"tokens": [256]}),
+    ("/detokenize", {"tokens": [2**64]}),
+    ("/detokenize", {"tokens": [1.5]}),
+    ("/detokenize", {"tokens": [True]}),
+    ("/detokenize", {"tokens": ["a"]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BAD_TOKENS, ids=[str(b)[:40] for _, b in BAD_TOKENS])
+def test_bad_tokenizing(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    assert server.post(path, body).status == 400
+    assert server.post("/tokenize", {"model": "x", "prompt": "a"}).status == 404

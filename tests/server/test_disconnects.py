@@ -1,0 +1,170 @@
+"""A client that goes takes its request with it: in every phase, streamed or not, within a step."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from http_harness import RunningServer, request_bytes, until
+from server_gate import Gate
+
+PROMPT = [(7 * i) % 200 + 2 for i in range(120)]
+NUM_STORM = 1000 if os.environ.get("CHAIRLIFT_FULL") else 120
+
+
+def body(*, is_streaming: bool, num_tokens: int = 100, **options: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True,
+        "temperature": 0, "stream": is_streaming, **options,
+    }  # fmt: skip
+
+
+def close(connection: socket.socket, *, hard: bool) -> None:
+    """By a reset, or politely."""
+    if hard:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def queued(server: RunningServer, gate: Gate) -> None:
+    """Its seat is taken."""
+    gate.let(2)
+    until(lambda: gate.num_steps == 2 and len(server.engine.scheduler.requests) == 2)
+    assert len(server.engine.scheduler.waiting) == 1
+
+
+def prefilling(server: RunningServer, gate: Gate) -> None:
+    """In the second of many chunks."""
+    gate.let(2)
+    until(lambda: gate.num_steps == 2)
+    (request,) = server.engine.scheduler.requests.values()
+    until(lambda: 0 < request.num_computed_tokens < len(PROMPT))
+
+
+def decoding(server: RunningServer, gate: Gate) -> None:
+    gate.let(20)
+    until(lambda: gate.num_steps == 20)
+    (request,) = server.engine.scheduler.requests.values()
+    until(lambda: request.num_output_tokens > 2)
+
+
+@pytest.mark.parametrize("hard", [True, False], ids=["reset", "fin"])
+@pytest.mark.parametrize("is_streaming", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("phase", [queued, prefilling, decoding], ids=lambda phase: phase.__name__)
+def test_disconnect_frees_everything_within_a_step(
+    serve: Any, phase: Callable[[RunningServer, Gate], None], is_streaming: bool, hard: bool
+) -> None:
+    is_queued = phase is queued
+    options = {"max_num_seqs": 1 if is_queued else 4, "long_prefill_token_threshold": 8}
+    with serve(engine=options) as server:
+        gate = Gate(server.engine)
+        other = server.connect() if is_queued else None
+        if other is not None:
+            other.sendall(request_bytes("/v1/completions", body(is_streaming=True)))
+            until(lambda: len(server.engine.scheduler.requests) == 1)
+        connection = server.connect()
+        connection.sendall(request_bytes("/v1/completions", body(is_streaming=is_streaming)))
+        until(lambda: server.serving.lifecycle.num_in_flight == (2 if is_queued else 1))
+        phase(server, gate)
+        before = set(server.engine.scheduler.requests)
+        num_steps = gate.num_steps
+        close(connection, hard=hard)
+        until(lambda: server.serving.lifecycle.num_in_flight == (1 if is_queued else 0))
+        gate.let(1)
+        until(lambda: len(server.engine.scheduler.requests) == len(before) - 1)
+        assert gate.num_steps <= num_steps + 1
+        if other is not None:
+            other.close()
+        gate.open()
+        server.check_idle()
+
+
+def test_disconnect_while_the_body_arrives(server: RunningServer) -> None:
+    data = request_bytes("/v1/completions", body(is_streaming=False))
+    for cut in (1, 40, len(data) - 5):
+        with server.connect() as connection:
+            connection.sendall(data[:cut])
+    server.check_idle()
+    assert server.complete().status == 200
+
+
+def test_disconnect_of_several_choices_and_prompts(serve: Any) -> None:
+    with serve() as server:
+        for is_streaming in (True, False):
+            fields = body(is_streaming=is_streaming, n=3, temperature=1.0)
+            connection = server.connect()
+            data = request_bytes("/v1/completions", {**fields, "prompt": [PROMPT, PROMPT[:50]]})
+            connection.sendall(data)
+            until(lambda: len(server.engine.scheduler.requests) == 6)
+            connection.close()
+            server.check_idle()
+
+
+def test_log_says_that_the_client_has_gone(serve: Any) -> None:
+    from chairlift.server.exchange import Exchange
+    from chairlift.server.metrics_hooks import MetricsHooks
+
+    class Hooks(MetricsHooks):
+        def __init__(self) -> None:
+            self.finished: list[tuple[int, str | None]] = []
+
+        def request_finished(self, exchange: Exchange) -> None:
+            self.finished.append((exchange.status, exchange.error_code))
+
+    hooks = Hooks()
+    with serve(serving_options={"metrics": hooks}) as server:
+        for is_streaming in (True, False):
+            with server.connect() as connection:
+                data = body(is_streaming=is_streaming)
+                connection.sendall(request_bytes("/v1/completions", data))
+                until(lambda: bool(server.engine.scheduler.requests))
+            server.check_idle()
+    assert hooks.finished == [(499, "client_closed")] * 2
+
+
+def test_aborted_turn_does_not_spoil_the_next(server: RunningServer) -> None:
+    """The same prefix again at once, many times: always the same text."""
+    expected = server.complete(PROMPT).json["choices"]
+    for round_ in range(20):
+        with server.connect() as connection:
+            data = body(is_streaming=round_ % 2 == 0)
+            connection.sendall(request_bytes("/v1/completions", data))
+            time.sleep(0.002 * (round_ % 5))
+        assert server.complete(PROMPT).json["choices"] == expected
+    server.check_idle()
+
+
+@pytest.mark.timeout(600)
+def test_storm_of_disconnects_leaks_nothing(serve: Any) -> None:
+    """At random moments, streamed and not, reset and closed, with long and short prompts."""
+
+    def one(seed: int) -> None:
+        draw = random.Random(seed)
+        fields = body(
+            is_streaming=draw.random() < 0.5,
+            num_tokens=draw.randint(1, 120),
+            n=draw.choice([1, 1, 2]),
+            temperature=1.0,
+        )
+        fields["prompt"] = PROMPT[: draw.randint(1, len(PROMPT))]
+        connection = server.connect()
+        connection.sendall(request_bytes("/v1/completions", fields))
+        time.sleep(draw.random() * 0.05)
+        close(connection, hard=draw.random() < 0.5)
+
+    options = {"num_blocks": 60, "max_num_seqs": 8, "preemption_mode": "auto"}
+    with serve(engine=options) as server:
+        expected = server.complete("control").json["choices"]
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(one, range(NUM_STORM)))
+        server.check_idle()
+        assert server.complete("control").json["choices"] == expected
+        until(lambda: not server.server.server_state.tasks)

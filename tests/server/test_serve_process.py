@@ -1,0 +1,228 @@
+"""`chairlift serve` as a process: start, signals, exit codes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from http_harness import Answer, events_of, until
+
+Serve = Callable[..., Any]
+OPTIONS = ("--threads", "1", "--kv-cache-memory", "16MiB", "--swap-space", "0")
+START_S = 60.0
+ENDLESS = {"max_tokens": 200, "n": 64, "temperature": 1}
+"""One after the other: it takes longer than any of these tests."""
+
+
+class Process:
+    """A server process and its log."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, log: list[str]) -> None:
+        self.process, self.port, self.log = process, port, log
+
+    def call(self, method: str, path: str, body: Any = None, timeout_s: float = 60) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            headers = {"content-type": "application/json"}
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            named = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, named, response.read())
+        finally:
+            connection.close()
+
+    def complete(self, **options: Any) -> Answer:
+        body = {"model": "tiny", "prompt": "abc", "max_tokens": 8, "ignore_eos": True}
+        return self.call("POST", "/v1/completions", {**body, **options})
+
+    def is_ready(self) -> bool:
+        with suppress(OSError):
+            return self.call("GET", "/health").status == 200
+        return False
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 30) -> int:
+        return self.process.wait(timeout_s)
+
+
+@pytest.fixture
+def serve_process(tiny_folder: Callable[[str], Path]) -> Serve:
+    """`with serve_process("--flag") as process` -> a ready server over the tiny model."""
+
+    @contextmanager
+    def start(*options: str, **popen: Any) -> Iterator[Process]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [
+            sys.executable, "-m", "chairlift", "serve", str(tiny_folder("llama3")),
+            "--port", str(port), "--served-model-name", "tiny", *OPTIONS, *options,
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **popen)
+        log: list[str] = []
+        assert process.stderr is not None
+        reader = threading.Thread(target=log.extend, args=(process.stderr,))
+        reader.start()
+        running = Process(process, port, log)
+        try:
+            until(lambda: running.is_ready() or process.poll() is not None, START_S)
+            assert process.poll() is None, log
+            yield running
+        finally:
+            process.kill()
+            process.wait()
+            reader.join()
+            process.stderr.close()
+
+    return start
+
+
+@pytest.mark.timeout(180)
+def test_sigterm_lets_all_streams_end(serve_process: Serve) -> None:
+    with serve_process("--max-num-seqs", "2") as server:
+        answers: list[Answer] = []
+        threads = [
+            threading.Thread(
+                target=lambda: answers.append(server.complete(stream=True, max_tokens=200))
+            )
+            for _ in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: server.call("GET", "/health").status == 200)
+        time.sleep(0.3)
+        server.signal(signal.SIGTERM)
+        refused: list[Answer] = []
+        with suppress(OSError):
+            until(lambda: server.call("GET", "/health").status == 503)
+            refused = [server.complete(), server.call("GET", "/ready")]
+        for thread in threads:
+            thread.join()
+        assert server.wait() == 0
+        assert len(answers) == 20
+        for answer in answers:
+            *chunks, done = events_of(answer.body)
+            assert done == "[DONE]" and chunks[-1]["choices"][0]["finish_reason"] == "length"
+        for answer in refused:
+            assert answer.status == 503 and answer.error["code"] == "draining"
+            assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.timeout(180)
+def test_requests_that_do_not_end_in_time_are_told(serve_process: Serve) -> None:
+    with serve_process("--shutdown-timeout", "0.2", "--max-num-seqs", "1") as server:
+        answers: list[Answer] = []
+        threads = [
+            threading.Thread(
+                target=lambda is_streaming=is_streaming: answers.append(  # type: ignore[misc]
+                    server.complete(stream=is_streaming, **ENDLESS)
+                )
+            )
+            for is_streaming in (True, False)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        server.signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert server.wait() == 0
+        whole = next(answer for answer in answers if answer.status != 200)
+        streamed = next(answer for answer in answers if answer.status == 200)
+        assert whole.status == 503 and whole.error["code"] == "draining"
+        *_, failure, done = events_of(streamed.body)
+        assert done == "[DONE]" and failure["error"]["code"] == "draining"
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle_server_ends_at_once(serve_process: Serve, number: int) -> None:
+    with serve_process() as server:
+        assert server.complete().status == 200
+        keeping = socket.create_connection(("127.0.0.1", server.port))
+        server.signal(number)
+        assert server.wait(10) == 0
+        keeping.close()
+        assert not any("Traceback" in line for line in server.log)
+
+
+@pytest.mark.timeout(180)
+def test_second_signal_ends_it_whatever_it_does(serve_process: Serve) -> None:
+    with serve_process("--shutdown-timeout", "60", "--max-num-seqs", "1") as server:
+        thread = threading.Thread(
+            target=lambda: suppress_call(lambda: server.complete(**ENDLESS, stream=True))
+        )
+        thread.start()
+        time.sleep(0.5)
+        server.signal(signal.SIGINT)
+        until(lambda: any("shutting down" in line for line in server.log))
+        server.signal(signal.SIGINT)
+        assert server.wait(5) == 128 + signal.SIGINT
+        thread.join()
+
+
+def suppress_call(call: Callable[[], Any]) -> None:
+    with suppress(OSError, http.client.HTTPException):
+        call()
+
+
+@pytest.mark.timeout(180)
+def test_hangup_and_pause_change_nothing(serve_process: Serve) -> None:
+    with serve_process() as server:
+        expected = server.complete(temperature=0).json["choices"]
+        server.signal(signal.SIGHUP)
+        server.signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        server.signal(signal.SIGCONT)
+        assert server.complete(temperature=0).json["choices"] == expected
+
+
+@pytest.mark.timeout(180)
+def test_few_file_descriptors(serve_process: Serve) -> None:
+    """More clients than descriptors: some are refused, and afterwards all is as before."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+
+    with serve_process(preexec_fn=limit) as server:
+        sockets = []
+        for _ in range(120):
+            with suppress(OSError):
+                sockets.append(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+        refused = 0
+        for connection in sockets[-20:]:
+            connection.settimeout(2)
+            with suppress(OSError):
+                refused += b"503" in connection.recv(1000)
+        assert refused > 0
+        for connection in sockets:
+            connection.close()
+        until(lambda: server.is_ready())
+        assert server.complete().status == 200
+
+
+@pytest.mark.timeout(180)
+def test_log_is_json_on_request(serve_process: Serve) -> None:
+    with serve_process("--log-format", "json") as server:
+        server.complete()
+        until(lambda: any("/v1/completions" in line for line in server.log))
+        entries = [json.loads(line) for line in server.log]
+    entry = next(entry for entry in entries if entry.get("path") == "/v1/completions")
+    assert entry["status"] == 200 and entry["completion_tokens"] == 8
+    assert entry["request_id"].startswith("req-")

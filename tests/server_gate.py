@@ -1,0 +1,36 @@
+"""Lets the steps of an engine pass one by one, or makes one raise."""
+
+from __future__ import annotations
+
+import threading
+
+from chairlift.engine.engine import Engine
+from chairlift.outputs import RequestOutput
+
+
+class Gate:
+    """Stands before every step of one engine until it is opened."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._permits = threading.Semaphore(0)
+        self._is_open = False
+        self._step = engine.step
+        self.num_steps = 0
+        self.fault: BaseException | None = None
+        """Raised by the next step that passes."""
+        engine.step = self.step  # type: ignore[method-assign]
+
+    def step(self) -> list[RequestOutput]:
+        if not self._is_open:
+            assert self._permits.acquire(timeout=30), "the test has let no further step pass"
+        self.num_steps += 1
+        if self.fault is not None:
+            raise self.fault
+        return self._step()
+
+    def let(self, num_steps: int) -> None:
+        self._permits.release(num_steps)
+
+    def open(self) -> None:
+        self._is_open = True
+        self._permits.release()
