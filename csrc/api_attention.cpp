@@ -1,4 +1,4 @@
-// The C function of paged attention: checking arguments, cutting into tiles, for floats and bytes.
+// The C function of paged attention: checking arguments, cutting into tiles.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -13,28 +13,24 @@
 
 namespace chairlift {
 
-int64_t attention_int8_scratch_floats(const chairlift_attention& task, const KvTile& tile) {
+int64_t attention_scratch_floats(const chairlift_attention& task, const KvTile& tile) {
+  const bool is_bytes = task.kv_type == CHAIRLIFT_KV_INT8;
   const int64_t queries = tile.num_kv_heads * tile.num_rows * (task.num_heads / task.num_kv_heads);
-  return kKvBatchFloats + (queries + 16) * (task.head_dim + 16 + 3 + task.head_dim / 4) + 64;
-}
-
-int64_t attention_scratch_floats(const chairlift_attention& task, const AttentionTile& tile) {
-  const int64_t dim = task.head_dim, padded = divide_up(dim, 16) * 16;
-  const int64_t queries = tile.num_kv_heads * tile.num_rows * (task.num_heads / task.num_kv_heads);
-  return queries * (padded + 16 + dim + 17) + 16 * (dim + padded);
+  const int64_t padded = divide_up(task.head_dim, kLaneFloats) * kLaneFloats;
+  const int64_t query_floats = is_bytes ? task.head_dim / 4 : task.head_dim;
+  int64_t floats = kKvBatchFloats + (queries + 16) * (padded + 16 + 3 + query_floats) + 64;
+  if (task.block_size % kPageTokens != 0) {  // a group of floats is copied together
+    floats += kLaneFloats + tile.num_kv_heads * kGroupTokens * (task.head_dim + padded);
+  }
+  return floats;
 }
 
 namespace {
 
-// Of a cache of bytes.
 constexpr int64_t kQueriesPerTile = 96;  // of one key/value head
 constexpr int64_t kSplitQueries = 32;    // larger tiles are not split along the context
 constexpr int64_t kItemsPerThread = 12;
 constexpr int64_t kMinSplitGroups = 4;  // below that, partials cost more than they bring
-
-// Of a cache of floats.
-constexpr int64_t kFloatQueriesPerTile = 64;  // rows of a tile times query heads
-constexpr int64_t kTilesPerThread = 4;        // enough to share out evenly
 
 int32_t check_sequence(const chairlift_attention& task, int64_t sequence) {
   const std::string which = "attention: sequence " + std::to_string(sequence);
@@ -79,55 +75,7 @@ int32_t check_attention(const chairlift_attention& task) {
   return status;
 }
 
-// -- floats --------------------------------------------------------------------------------------
-
-// Results do not depend on the cut.  Where there is work enough for all threads, a tile takes as
-// many key/value heads as it has room for: they lie side by side, and long runs of memory read
-// faster than short ones.
-std::vector<AttentionTile> cut_attention(const chairlift_attention& task, int64_t num_threads) {
-  const int64_t group = task.num_heads / task.num_kv_heads;
-  const int64_t tile_rows = std::max<int64_t>(1, kFloatQueriesPerTile / group);
-  const bool plenty = task.num_sequences >= kTilesPerThread * num_threads;
-  std::vector<AttentionTile> tiles;
-  for (int64_t s = 0; s < task.num_sequences; ++s) {
-    const int64_t first = task.query_start[s], last = task.query_start[s + 1];
-    for (int64_t row = first; row < last; row += tile_rows) {
-      const int64_t rows = std::min(tile_rows, last - row);
-      const int64_t position = task.context_lens[s] - (last - row);
-      const int64_t room = plenty ? kFloatQueriesPerTile / (rows * group) : 1;
-      const int64_t heads = std::max<int64_t>(1, std::min(room, task.num_kv_heads));
-      for (int64_t head = 0; head < task.num_kv_heads; head += heads) {
-        tiles.push_back({s, head, std::min(heads, task.num_kv_heads - head), row, rows, position});
-      }
-    }
-  }
-  // Costly tiles first, so that the threads finish together.
-  const auto cost = [](const AttentionTile& tile) {
-    return tile.num_kv_heads * tile.num_rows * (2 * tile.first_position + tile.num_rows);
-  };
-  std::stable_sort(tiles.begin(), tiles.end(), [&](const AttentionTile& a, const AttentionTile& b) {
-    return cost(a) > cost(b);
-  });
-  return tiles;
-}
-
-int32_t attend_floats(ThreadPool& threads, const chairlift_attention& task) {
-  const KernelTable& table = chairlift::kernels();
-  const std::vector<AttentionTile> tiles = cut_attention(task, threads.num_threads());
-  std::atomic<bool> memory_ran_out{false};
-  threads.for_each(static_cast<int64_t>(tiles.size()), [&](int64_t item) {
-    const AttentionTile& tile = tiles[item];
-    float* scratch = thread_scratch(static_cast<size_t>(attention_scratch_floats(task, tile)));
-    if (scratch) {
-      table.attention(task, tile, scratch);
-    } else {
-      memory_ran_out = true;
-    }
-  });
-  return memory_ran_out ? out_of_memory() : CHAIRLIFT_OK;
-}
-
-// -- bytes ---------------------------------------------------------------------------------------
+// -- cutting -------------------------------------------------------------------------------------
 
 // Tiles that a thread takes together, one after the other.
 struct KvItem {
@@ -198,7 +146,9 @@ KvPlan plan_attention(const chairlift_attention& task, int64_t num_threads) {
     }
     const int64_t pieces =
         std::min(tile.num_groups / kMinSplitGroups, divide_up(cost_of(tile), split_above));
-    const int64_t group_floats = tile.num_kv_heads * queries * (kPartialSums + task.head_dim);
+    const int64_t group_floats =
+        tile.num_kv_heads * queries *
+        (kPartialSums + divide_up(task.head_dim, kLaneFloats) * kLaneFloats);
     for (int64_t i = 0; i < pieces; ++i) {
       KvTile piece = tile;
       const int64_t begin = tile.num_groups * i / pieces;
@@ -232,8 +182,10 @@ KvPlan plan_attention(const chairlift_attention& task, int64_t num_threads) {
   return plan;
 }
 
-int32_t attend_bytes(ThreadPool& threads, const chairlift_attention& task) {
-  const KvKernels& kernels = *chairlift::kernels().q8->kv;
+int32_t attend(ThreadPool& threads, const chairlift_attention& task) {
+  const KernelTable& table = chairlift::kernels();
+  const bool is_bytes = task.kv_type == CHAIRLIFT_KV_INT8;
+  const AttentionKernels& kernels = is_bytes ? table.q8->kv->attention : *table.float_attention;
   const KvPlan plan = plan_attention(task, threads.num_threads());
   std::atomic<bool> memory_ran_out{false};
   threads.for_each(static_cast<int64_t>(plan.items.size()), [&](int64_t i) {
@@ -241,18 +193,18 @@ int32_t attend_bytes(ThreadPool& threads, const chairlift_attention& task) {
     const KvTile* tiles = plan.tiles.data() + item.first_tile;
     int64_t floats = 0;
     for (int64_t t = 0; t < item.num_tiles; ++t) {
-      floats = std::max(floats, attention_int8_scratch_floats(task, tiles[t]));
+      floats = std::max(floats, attention_scratch_floats(task, tiles[t]));
     }
     float* scratch = thread_scratch(static_cast<size_t>(floats));
     if (scratch) {
-      kernels.attention(task, tiles, item.num_tiles, scratch);
+      kernels.attend(task, tiles, item.num_tiles, scratch);
     } else {
       memory_ran_out = true;
     }
   });
   threads.for_each(static_cast<int64_t>(plan.merges.size()), [&](int64_t i) {
     const KvTile& tile = plan.merges[i];
-    float* scratch = thread_scratch(static_cast<size_t>(attention_int8_scratch_floats(task, tile)));
+    float* scratch = thread_scratch(static_cast<size_t>(attention_scratch_floats(task, tile)));
     if (scratch) {
       kernels.merge(task, tile, scratch);
     } else {
@@ -274,9 +226,7 @@ extern "C" int32_t chairlift_paged_attention(chairlift_pool* pool,
   try {
     const int32_t status = chairlift::check_attention(*task);
     if (status != CHAIRLIFT_OK) return status;
-    const bool is_bytes = task->kv_type == CHAIRLIFT_KV_INT8;
-    return is_bytes ? chairlift::attend_bytes(pool->threads, *task)
-                    : chairlift::attend_floats(pool->threads, *task);
+    return chairlift::attend(pool->threads, *task);
   } catch (const std::bad_alloc&) {
     return chairlift::out_of_memory();
   }

@@ -102,8 +102,10 @@ int64_t chairlift_kv_piece_bytes(int32_t kv_type, int64_t block_size, int64_t nu
   const chairlift::KvCacheForm form = {kv_type, block_size, num_kv_heads, num_kv_heads, head_dim};
   if (chairlift::check_form("kv_piece_bytes", form) != CHAIRLIFT_OK) return 0;
   if (kv_type != CHAIRLIFT_KV_INT8) {
-    const int64_t number_bytes = kv_type == CHAIRLIFT_KV_FLOAT32 ? 4 : 2;
-    return 2 * block_size * num_kv_heads * head_dim * number_bytes;
+    const int64_t page_tokens = chairlift::float_page_tokens(block_size);
+    const chairlift::FloatKvLayout layout = {head_dim, kv_type == CHAIRLIFT_KV_FLOAT32 ? 4 : 2,
+                                             page_tokens};
+    return block_size / page_tokens * num_kv_heads * layout.head_bytes();
   }
   const chairlift::KvLayout layout = {head_dim};
   return block_size / chairlift::kPageTokens * num_kv_heads * layout.head_bytes();

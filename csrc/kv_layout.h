@@ -1,14 +1,20 @@
-// Where keys and values lie in a quantised cache.
+// Where keys and values lie in a cache.
 //
-//   piece = block_size / 16 pages | page = key/value heads side by side | head:
+//   piece = pages of 16 tokens | page = key/value heads side by side | head, as bytes:
 //     key codes    u8 [dim / 4][16 tokens][4]   code + 128
 //     key scales   f32 [16]
 //     value codes  s8 [4][dim][4 tokens]
 //     value scales f32 [16]
+//   or as floats of type T:
+//     keys         T [dim][16 tokens]
+//     values       T [16 tokens][dim rounded up to 16]
 //
-// Sixteen tokens by four dimensions (keys), or sixteen dimensions by four tokens (values), are the
-// 64 bytes that one instruction multiplies.  A token that is not stored yet holds whatever was
-// there before; readers give it weight zero.
+// Sixteen tokens (keys), or sixteen dimensions (values), are what one instruction multiplies; of
+// bytes it takes four dimensions, or four tokens, at a time.  A token that is not stored yet holds
+// whatever was there before; readers leave it out.
+//
+// Pages of floats are smaller where 16 does not divide the block size: they have as many tokens as
+// the largest power of two that does.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +24,7 @@ namespace chairlift {
 constexpr int64_t kPageTokens = 16;
 constexpr int64_t kGroupPages = 4;  // softmax and weights are computed over so many pages
 constexpr int64_t kGroupTokens = kGroupPages * kPageTokens;
+constexpr int64_t kLaneFloats = 16;
 constexpr int64_t kMaxInt8HeadDim = 512;
 
 constexpr int64_t kKvTileHeads = 16;  // key/value heads of a tile, at most
@@ -35,5 +42,25 @@ struct KvLayout {
   constexpr int64_t value_scales() const { return 32 * head_dim + 64; }
   constexpr int64_t head_bytes() const { return 32 * head_dim + 128; }
 };
+
+struct FloatKvLayout {
+  int64_t head_dim;
+  int64_t number_bytes;
+  int64_t page_tokens;
+
+  constexpr int64_t padded_dim() const {
+    return (head_dim + kLaneFloats - 1) / kLaneFloats * kLaneFloats;
+  }
+  constexpr int64_t values() const { return page_tokens * head_dim * number_bytes; }
+  constexpr int64_t head_bytes() const {
+    return page_tokens * (head_dim + padded_dim()) * number_bytes;
+  }
+};
+
+// Tokens of a page of floats.
+constexpr int64_t float_page_tokens(int64_t block_size) {
+  const int64_t power = block_size & -block_size;
+  return power < kPageTokens ? power : kPageTokens;
+}
 
 }  // namespace chairlift

@@ -18,6 +18,22 @@
 #define CHAIRLIFT_INLINE inline __attribute__((always_inline))
 #endif
 
+#if defined(_MSC_VER)
+#define CHAIRLIFT_NOINLINE __declspec(noinline)
+#else
+#define CHAIRLIFT_NOINLINE __attribute__((noinline))  // alone, a tile gets all the registers
+#endif
+
+#if !defined(CHAIRLIFT_VEC_AVX512) && !defined(CHAIRLIFT_VEC_AVX2)
+#define CHAIRLIFT_UNROLL  // there the gain is small, the code large
+#elif defined(__clang__)
+#define CHAIRLIFT_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define CHAIRLIFT_UNROLL _Pragma("GCC unroll 16")
+#else
+#define CHAIRLIFT_UNROLL
+#endif
+
 namespace chairlift {
 namespace {
 
@@ -225,9 +241,11 @@ CHAIRLIFT_INLINE F16 exp_negative(F16 x) {
   return zero_below(p * power_of_two(t), x, limit);
 }
 
-CHAIRLIFT_INLINE void prefetch(const void* p) {
+// Asks for a cache line to come to L2.  Few lines can be on their way to L1 at a time; those bound
+// for L2 keep memory twice as busy.
+CHAIRLIFT_INLINE void prefetch_far(const uint8_t* p) {
 #if defined(__GNUC__)
-  __builtin_prefetch(p);
+  __builtin_prefetch(p, 0, 2);
 #else
   (void)p;
 #endif

@@ -12,7 +12,7 @@ namespace chairlift {
 
 extern const Q8Kernels kAvx2Q8Kernels = {rms_norm_rows, quantize_rows, linear_q8,
                                          dot_burst,     kUnpackRows,   &kKvKernels};
-extern const KernelTable kAvx2Kernels = {"avx2",    linear_f32,      paged_attention,
+extern const KernelTable kAvx2Kernels = {"avx2",    linear_f32,      &kFloatAttention,
                                          fma_burst, &kAvx2Q8Kernels, scan_logits};
 
 }  // namespace chairlift

@@ -8,6 +8,6 @@
 namespace chairlift {
 
 extern const KernelTable kAvx512Kernels = {
-    "avx512", linear_f32, paged_attention, fma_burst, &kAvx512VnniQ8Kernels, scan_logits};
+    "avx512", linear_f32, &kFloatAttention, fma_burst, &kAvx512VnniQ8Kernels, scan_logits};
 
 }  // namespace chairlift

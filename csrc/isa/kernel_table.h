@@ -27,17 +27,6 @@ struct LinearTile {
   float* out;  // [num_rows, columns of the panels], of this tile alone; null: to the task's `out`
 };
 
-// A tile of attention: consecutive query rows of one sequence, and the query heads that read some
-// consecutive key/value heads.
-struct AttentionTile {
-  int64_t sequence;
-  int64_t first_kv_head;
-  int64_t num_kv_heads;
-  int64_t first_row;  // of the whole step
-  int64_t num_rows;
-  int64_t first_position;  // of first_row in its sequence
-};
-
 // A linear layer on quantised rows.  Plain: out = x W^T + bias + residual.  Gated, for weights
 // packed with an interleave: silu(gate) * up, quantised in groups of `gated_group` and in no other
 // form.
@@ -78,22 +67,27 @@ struct KvTile {
 constexpr int64_t kPartialTotals = 16;
 constexpr int64_t kPartialSums = 32;
 
+// Attention over keys and values of some types.
+struct AttentionKernels {
+  void (*attend)(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
+                 float* scratch);
+  // Merges the partials of a tile's groups, [groups][key/value heads][queries].
+  void (*merge)(const chairlift_attention& task, const KvTile& tile, float* scratch);
+};
+
 // Storing keys and values of any type, and attention over those stored as bytes.
 struct KvKernels {
   void (*store_kv)(const chairlift_kv_to_cache& task, int64_t first_row, int64_t num_rows);
   void (*store_qkv)(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
                     float* scratch);
-  void (*attention)(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
-                    float* scratch);
-  // Merges the partials of a tile's groups, [groups][key/value heads][queries].
-  void (*merge)(const chairlift_attention& task, const KvTile& tile, float* scratch);
+  AttentionKernels attention;
   // Reads pieces of memory in order; returns something that depends on all of them.
   int64_t (*read)(const uint8_t* memory, int64_t stride, int64_t num_bytes, const int32_t* blocks,
                   int64_t num_blocks);
 };
 
-// Floats of scratch that `attention` and `merge` need for a tile.
-int64_t attention_int8_scratch_floats(const chairlift_attention& task, const KvTile& tile);
+// Floats of scratch that AttentionKernels need for a tile.
+int64_t attention_scratch_floats(const chairlift_attention& task, const KvTile& tile);
 
 // The ops on bytes, which have instruction sets of their own.
 struct Q8Kernels {
@@ -116,17 +110,13 @@ int64_t linear_q8_scratch_bytes(const LinearQ8Task& task, const LinearQ8Tile& ti
 struct KernelTable {
   const char* name;
   void (*linear)(const LinearTask& task, const LinearTile& tile);
-  // Over keys and values stored as floats.
-  void (*attention)(const chairlift_attention& task, const AttentionTile& tile, float* scratch);
+  const AttentionKernels* float_attention;  // over keys and values stored as floats
   // Runs `rounds` rounds of independent multiply-adds; returns how many it did.
   int64_t (*fma_burst)(int64_t rounds, float* sink);
   const Q8Kernels* q8;
   // Passes over a tile of logits; `rows` and `scans` begin with the tile's first row.
   void (*scan_logits)(const LogitTile& tile, const LogitRow* rows, LogitScan* scans);
 };
-
-// Floats of scratch that `attention` needs for a tile.
-int64_t attention_scratch_floats(const chairlift_attention& task, const AttentionTile& tile);
 
 extern const Q8Kernels kScalarQ8Kernels;
 extern const KernelTable kScalarKernels;

@@ -10,7 +10,7 @@ namespace chairlift {
 
 extern const Q8Kernels kScalarQ8Kernels = {rms_norm_rows, quantize_rows, linear_q8,
                                            dot_burst,     kUnpackRows,   &kKvKernels};
-extern const KernelTable kScalarKernels = {"scalar",  linear_f32,        paged_attention,
+extern const KernelTable kScalarKernels = {"scalar",  linear_f32,        &kFloatAttention,
                                            fma_burst, &kScalarQ8Kernels, scan_logits};
 
 }  // namespace chairlift

@@ -1,412 +1,755 @@
-// Causal attention over paged keys and values stored as floats: softmax online (Milakov &
-// Gimelshein 2018), with the query heads of a group and the rows of a tile sharing every load
-// (FlashAttention, Dao et al. 2022).  T is what they are stored as; everything is computed in
-// float32.
+// Causal attention over paged keys and values stored as floats of type T (kv_layout.h).
 //
-// A *query* is one head of one row.  Positions are walked in groups of sixteen that start at
-// multiples of sixteen, whatever the block size.  What a query computes in a group depends on its
-// own range of positions only, and groups come in order, so a query's result is the same to the bit
-// in any tile: that is what makes prefill, chunks and decode agree.
+// A *query* is one head of one row; its positions are walked in groups of 64.  In a group
+//   scores  query-key products: multiply-adds in the order of dimensions, a token per lane,
+//   weights e^(score - the group's own maximum),
+//   sums    weighted values: multiply-adds in the order of positions.
+// A group's part depends on the query and on the positions it sees only: not on the tile, nor on
+// where else the context is cut.  Parts are merged in order of position, by the same operations
+// whether they come from registers or from memory (Milakov & Gimelshein 2018; Dao et al. 2022).
+// That is what makes prefill, chunks and decode agree to the bit.  Positions that a query does not
+// see are left out, for what lies there may be no number.
 //
-//   scratch | sums [Q][P] | weights [Q][16] | keys [D][16] | values [16][P] | queries [Q][D] | ...
-//   Q = key/value heads of the tile * rows * query heads of a group, P = D rounded up to 16
+// Names live in a namespace of their own: attention over bytes has parts of the same kind.
 #pragma once
 
 #include <cmath>
 
 #include "../isa/kernel_table.h"
+#include "../kv_layout.h"
 #include "stored_floats.h"
 
 namespace chairlift {
 namespace {
+namespace floats {
 
-// Not a matter of registers: a score is the sum of so many chains, and instruction sets are to
-// agree.
-constexpr int kScoreChains = 2;
 #if defined(CHAIRLIFT_VEC_AVX512)
-constexpr int kScoreQueries = 4;                 // 8 accumulators
-constexpr int kSumQueries = 4, kSumVectors = 4;  // 16 accumulators
+constexpr int kScoreQueries = 6, kScorePages = 4;  // 24 accumulators and 4 of keys
+constexpr int kMixQueries = 6, kMixVectors = 4;    // the same of values
 #elif defined(CHAIRLIFT_VEC_AVX2)
-constexpr int kScoreQueries = 3;                 // 12 registers
-constexpr int kSumQueries = 4, kSumVectors = 1;  // 8 registers
+constexpr int kScoreQueries = 2, kScorePages = 2;  // 8 registers
+constexpr int kMixQueries = 2, kMixVectors = 2;    // 8 registers
 #else
-constexpr int kScoreQueries = 1;
-constexpr int kSumQueries = 2, kSumVectors = 1;
+constexpr int kScoreQueries = 1, kScorePages = 1;
+constexpr int kMixQueries = 1, kMixVectors = 1;
 #endif
 
-constexpr float kMinusInfinity = -INFINITY;
+constexpr int kTileGroupTokens = static_cast<int>(kGroupTokens);
+constexpr int kTileGroupPages = static_cast<int>(kGroupPages);
+constexpr int kBatchQueries = static_cast<int>(kKvBatchQueries);
+constexpr int kBatchLanes = 32;
+constexpr int kLineBytes = 64;
+constexpr float kNothing = -INFINITY;
 
-CHAIRLIFT_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-CHAIRLIFT_INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// Running softmax of one query.  Lanes of `total` are summed only at the end.
-struct Softmax {
-  float largest;
-  float total[kLanes];
-};
-
-// Positions [begin, end) that a query sees.
-struct Range {
+struct Span {
   int64_t begin;
   int64_t end;
 };
 
-CHAIRLIFT_INLINE Range visible(const chairlift_attention& task, int64_t position) {
-  const int64_t window = task.sliding_window;
-  return {window > 0 ? at_least(0, position + 1 - window) : 0, position + 1};
+CHAIRLIFT_INLINE Span seen_from(const chairlift_attention& task, int64_t position) {
+  const int64_t begin = position + 1 - task.sliding_window;
+  return {task.sliding_window > 0 && begin > 0 ? begin : 0, position + 1};
 }
 
-// Addresses of the keys of one group of sixteen positions, at the tile's first head.
 template <class T>
-struct KeyGroup {
-  const T* key[kLanes];  // null outside the range that the tile reads
+CHAIRLIFT_INLINE FloatKvLayout layout_of(int64_t dim, int64_t page_tokens = kPageTokens) {
+  return {dim, static_cast<int64_t>(sizeof(T)), page_tokens};
+}
+
+CHAIRLIFT_INLINE int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The pages of one group.  Those that the tile does not read before its window are replaced by one
+// that it reads: their weights are zero.
+struct GroupPages {
+  const uint8_t* page[kTileGroupPages];
+  int count;
 };
 
-// From a key to its value, in a piece [2][block_size][num_kv_heads][head_dim].
-CHAIRLIFT_INLINE int64_t value_offset(const chairlift_attention& task) {
-  return task.block_size * task.num_kv_heads * task.head_dim;
-}
-
-template <class T>
-CHAIRLIFT_INLINE void locate_keys(const chairlift_attention& task, const AttentionTile& tile,
-                                  int64_t group_start, Range range, KeyGroup<T>& group) {
+// Of blocks that are whole pages of sixteen tokens.
+CHAIRLIFT_INLINE GroupPages locate_group(const chairlift_attention& task, const KvTile& tile,
+                                         int64_t group, int64_t page_bytes) {
+  const Span first = seen_from(task, tile.first_position);
+  const int64_t end = tile.first_position + tile.num_rows;
   const int32_t* table = task.block_tables + tile.sequence * task.max_blocks;
-  const int64_t first = tile.first_kv_head * task.head_dim;
-  const int64_t token_stride = task.num_kv_heads * task.head_dim;
-  int64_t block = group_start / task.block_size;
-  int64_t offset = group_start - block * task.block_size;
-  for (int j = 0; j < kLanes; ++j) {
-    const int64_t position = group_start + j;
-    const bool read = position >= range.begin && position < range.end;
-    group.key[j] = nullptr;
-    if (read) {
-      const uint8_t* piece = task.kv_cache + table[block] * task.block_stride;
-      group.key[j] = reinterpret_cast<const T*>(piece) + first + offset * token_stride;
+  GroupPages pages;
+  pages.count = 0;
+  int replaced = 0;
+  for (int j = 0; j < kTileGroupPages; ++j) {
+    const int64_t position = group * kGroupTokens + j * kPageTokens;
+    if (position >= end) break;
+    pages.count = j + 1;
+    if (position + kPageTokens <= first.begin) {
+      replaced = j + 1;
+      continue;
     }
-    if (++offset == task.block_size) {
-      offset = 0;
-      ++block;
-    }
+    const int64_t block = position / task.block_size;
+    pages.page[j] = task.kv_cache + table[block] * task.block_stride +
+                    (position - block * task.block_size) / kPageTokens * page_bytes;
   }
+  for (int j = 0; j < replaced; ++j) pages.page[j] = pages.page[replaced];
+  return pages;
 }
 
-template <class T>
-CHAIRLIFT_INLINE void prefetch_group(const KeyGroup<T>& group, int64_t to_value, int64_t first,
-                                     int64_t width) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  for (int j = 0; j < kLanes; ++j) {
-    if (!group.key[j]) continue;
-    for (int64_t i = first; i < first + width; i += kLine) {
-      prefetch(group.key[j] + i);
-      prefetch(group.key[j] + to_value + i);
-    }
-  }
-}
+// -- fetching ahead ------------------------------------------------------------------------------
 
-// scores[q][j] = (queries[q] . key j) * scale
-template <int QUERIES>
-CHAIRLIFT_INLINE void score_tile(const float* queries, const float* keys, int64_t dim, float scale,
-                                 float* scores) {
-  F16 sum[QUERIES][kScoreChains];
-  for (int q = 0; q < QUERIES; ++q) {
-    for (int c = 0; c < kScoreChains; ++c) sum[q][c] = F16::all(0.0f);
-  }
-  int64_t i = 0;
-  for (; i + kScoreChains <= dim; i += kScoreChains) {
-    for (int c = 0; c < kScoreChains; ++c) {
-      const F16 column = F16::load(keys + (i + c) * kLanes);
-      for (int q = 0; q < QUERIES; ++q) {
-        sum[q][c] = multiply_add(F16::all(queries[q * dim + i + c]), column, sum[q][c]);
-      }
-    }
-  }
-  for (; i < dim; ++i) {
-    const F16 column = F16::load(keys + i * kLanes);
-    for (int q = 0; q < QUERIES; ++q) {
-      sum[q][0] = multiply_add(F16::all(queries[q * dim + i]), column, sum[q][0]);
-    }
-  }
-  for (int q = 0; q < QUERIES; ++q) {
-    F16 score = sum[q][0];
-    for (int c = 1; c < kScoreChains; ++c) score = score + sum[q][c];
-    (score * F16::all(scale)).store(scores + q * kLanes);
-  }
-}
-
-// The `rest` queries, at most QUERIES, that fill no whole tile.
-template <int QUERIES>
-CHAIRLIFT_INLINE void score_rest(int64_t rest, const float* queries, const float* keys, int64_t dim,
-                                 float scale, float* scores) {
-  if constexpr (QUERIES > 0) {
-    if (rest == QUERIES) return score_tile<QUERIES>(queries, keys, dim, scale, scores);
-    score_rest<QUERIES - 1>(rest, queries, keys, dim, scale, scores);
-  }
-}
-
-// sums[q] += weights[q][j] * value j for j in [begin, end), in order
-template <int QUERIES, int VECTORS>
-CHAIRLIFT_INLINE void add_values_tile(const float* weights, const float* const* values,
-                                      int64_t column, int begin, int end, float* sums,
-                                      int64_t padded) {
-  F16 sum[QUERIES][VECTORS];
-  for (int q = 0; q < QUERIES; ++q) {
-    for (int v = 0; v < VECTORS; ++v) sum[q][v] = F16::load(sums + q * padded + v * kLanes);
-  }
-  for (int j = begin; j < end; ++j) {
-    F16 value[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) value[v] = F16::load(values[j] + column + v * kLanes);
-    for (int q = 0; q < QUERIES; ++q) {
-      const F16 weight = F16::all(weights[q * kLanes + j]);
-      for (int v = 0; v < VECTORS; ++v) sum[q][v] = multiply_add(weight, value[v], sum[q][v]);
-    }
-  }
-  for (int q = 0; q < QUERIES; ++q) {
-    for (int v = 0; v < VECTORS; ++v) sum[q][v].store(sums + q * padded + v * kLanes);
-  }
-}
-
-template <int QUERIES>
-CHAIRLIFT_INLINE void add_values(const float* weights, const float* const* values, int begin,
-                                 int end, float* sums, int64_t padded) {
-  int64_t i = 0;
-  for (; i + kSumVectors * kLanes <= padded; i += kSumVectors * kLanes) {
-    add_values_tile<QUERIES, kSumVectors>(weights, values, i, begin, end, sums + i, padded);
-  }
-  for (; i < padded; i += kLanes) {
-    add_values_tile<QUERIES, 1>(weights, values, i, begin, end, sums + i, padded);
-  }
-}
-
-// The `rest` queries, at most QUERIES, that fill no whole tile.
-template <int QUERIES>
-CHAIRLIFT_INLINE void add_rest(int64_t rest, const float* weights, const float* const* values,
-                               float* sums, int64_t padded) {
-  if constexpr (QUERIES > 0) {
-    if (rest == QUERIES) return add_values<QUERIES>(weights, values, 0, kLanes, sums, padded);
-    add_rest<QUERIES - 1>(rest, weights, values, sums, padded);
-  }
-}
-
-// Turns 16 scores into weights relative to the query's running maximum, and rescales what the query
-// has summed so far if that maximum grew.  Lanes outside [begin, end) get weight 0.
-CHAIRLIFT_INLINE void update_softmax(Softmax& softmax, float* scores, int begin, int end,
-                                     float* sums, int64_t padded) {
-  for (int j = 0; j < begin; ++j) scores[j] = kMinusInfinity;
-  for (int j = end; j < kLanes; ++j) scores[j] = kMinusInfinity;
-  const F16 score = F16::load(scores);
-  const float largest = largest_lane(score);
-  F16 total = F16::load(softmax.total);
-  if (largest > softmax.largest) {
-    const F16 factor = exp_negative(F16::all(softmax.largest) - F16::all(largest));
-    softmax.largest = largest;
-    total = total * factor;
-    for (int64_t i = 0; i < padded; i += kLanes) (F16::load(sums + i) * factor).store(sums + i);
-  }
-  const F16 weight = exp_negative(score - F16::all(softmax.largest));
-  weight.store(scores);
-  (total + weight).store(softmax.total);
-}
-
-// Sizes of a tile, per key/value head.
-struct TileShape {
-  int64_t dim;
-  int64_t padded;   // dim rounded up to whole vectors
-  int64_t group;    // query heads that share the key/value head
-  int64_t queries;  // rows * group
+// Some cache lines of the next group, which a tile asks for while it multiplies.
+struct Lines {
+  const uint8_t* first;
+  int64_t count;
 };
 
-struct TileScratch {
+// What the next group's pages have for the tile: one run of memory in each.  It is asked for in
+// small portions, because requests that all come at once wait for each other and stall the rest.
+struct Fetcher {
+  const uint8_t* page[kTileGroupPages];
+  int64_t num_pages;
+  int64_t page_lines;
+  int64_t index;
+  int64_t line;
+
+  CHAIRLIFT_INLINE Lines take(int64_t num_lines) {
+    if (index == num_pages) return {nullptr, 0};
+    const Lines lines = {page[index] + line * kLineBytes, smaller_of(num_lines, page_lines - line)};
+    line += lines.count;
+    if (line == page_lines) {
+      line = 0;
+      ++index;
+    }
+    return lines;
+  }
+};
+
+CHAIRLIFT_INLINE void fetch(Lines lines, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < smaller_of(end, lines.count); ++i) {
+    prefetch_far(lines.first + i * kLineBytes);
+  }
+}
+
+// -- the two products ----------------------------------------------------------------------------
+
+// Some queries that see the same tokens [begin, end) of the group.
+struct WeighedQueries {
+  const float* weights;  // [queries][64]
+  const float* keep;
+  const float* add;
   float* sums;
-  float* weights;
-  float* keys;
-  float* values;
-  float* queries;
-  Softmax* softmax;
+  int64_t stride;
+  int begin;
+  int end;
 };
 
-CHAIRLIFT_INLINE TileScratch lay_out(float* memory, int64_t num_queries, const TileShape& shape) {
-  TileScratch scratch;
-  scratch.sums = memory;
-  scratch.weights = scratch.sums + num_queries * shape.padded;
-  scratch.keys = scratch.weights + num_queries * kLanes;
-  scratch.values = scratch.keys + shape.dim * kLanes;
-  scratch.queries = scratch.values + kLanes * shape.padded;
-  scratch.softmax = reinterpret_cast<Softmax*>(scratch.queries + num_queries * shape.dim);
-  return scratch;
-}
-
-// The part of one of the tile's key/value heads; keys and values are shared.
-CHAIRLIFT_INLINE TileScratch part_of_head(TileScratch scratch, int64_t head,
-                                          const TileShape& shape) {
-  const int64_t first_query = head * shape.queries;
-  scratch.sums += first_query * shape.padded;
-  scratch.weights += first_query * kLanes;
-  scratch.queries += first_query * shape.dim;
-  scratch.softmax += first_query;
-  return scratch;
-}
-
-// Where the values of a group are as float32, `padded` of them in a row: in the cache, or copied to
-// scratch.  Null where there is no key.
-template <class T>
-CHAIRLIFT_INLINE void prepare_values(const T* const* stored, const TileShape& shape, float* scratch,
-                                     const float** value) {
-  for (int j = 0; j < kLanes; ++j) {
-    value[j] = nullptr;
-    if (!stored[j]) continue;
-    float* copy = scratch + j * shape.padded;
-    int64_t i = 0;
-    for (; i + kLanes <= shape.dim; i += kLanes) load_floats(stored[j] + i).store(copy + i);
-    for (; i < shape.dim; ++i) copy[i] = to_float(stored[j][i]);
-    for (; i < shape.padded; ++i) copy[i] = 0.0f;
-    value[j] = copy;
+// scores[q][page][token] = (query . key) * factor[q]
+template <class T, int QUERIES, int PAGES>
+CHAIRLIFT_NOINLINE void score_pages(const float* queries, const float* factors,
+                                    const uint8_t* const* pages, Lines ahead, int64_t dim,
+                                    float* scores) {
+  F16 sum[QUERIES][PAGES];
+  CHAIRLIFT_UNROLL
+  for (int q = 0; q < QUERIES; ++q) {
+    CHAIRLIFT_UNROLL
+    for (int p = 0; p < PAGES; ++p) sum[q][p] = F16::all(0.0f);
   }
-}
-
-CHAIRLIFT_INLINE void prepare_values(const float* const* stored, const TileShape& shape,
-                                     float* scratch, const float** value) {
-  if (shape.padded != shape.dim) return prepare_values<float>(stored, shape, scratch, value);
-  for (int j = 0; j < kLanes; ++j) value[j] = stored[j];
-}
-
-// The queries of one of the tile's key/value heads against one group of positions.
-template <class T>
-CHAIRLIFT_INLINE void attend_group(const chairlift_attention& task, const AttentionTile& tile,
-                                   const TileShape& shape, const TileScratch& scratch,
-                                   const KeyGroup<T>& group, int64_t group_start, int64_t head) {
-  const int64_t dim = shape.dim, padded = shape.padded, heads = shape.group;
-  // Rows of the tile that see any of these positions: consecutive, since both ends of a row's range
-  // move on from row to row.
-  int64_t first = 0, last = tile.num_rows;
-  while (first < last && visible(task, tile.first_position + first).end <= group_start) ++first;
-  while (first < last &&
-         visible(task, tile.first_position + last - 1).begin >= group_start + kLanes) {
-    --last;
-  }
-  if (first == last) return;
-
-  // Lanes that no row may read get key zero; their scores are masked, their values skipped.
-  const T *key[kLanes], *stored[kLanes];
-  for (int64_t i = 0; i < dim; ++i) scratch.values[i] = 0.0f;
-  for (int j = 0; j < kLanes; ++j) {
-    const T* found = group.key[j] ? group.key[j] + head * dim : nullptr;
-    key[j] = found ? found : reinterpret_cast<const T*>(scratch.values);
-    stored[j] = found ? found + value_offset(task) : nullptr;
-  }
-  transpose_rows(key, dim, scratch.keys);
-  const float* value[kLanes];
-  prepare_values(stored, shape, scratch.values, value);
-
-  const int64_t end_query = last * heads;
-  int64_t q = first * heads;
-  for (; q + kScoreQueries <= end_query; q += kScoreQueries) {
-    score_tile<kScoreQueries>(scratch.queries + q * dim, scratch.keys, dim, task.scale,
-                              scratch.weights + q * kLanes);
-  }
-  score_rest<kScoreQueries - 1>(end_query - q, scratch.queries + q * dim, scratch.keys, dim,
-                                task.scale, scratch.weights + q * kLanes);
-
-  // Rows that see all sixteen positions are summed together, the others row by row.
-  int64_t whole_begin = end_query, whole_end = first * heads;
-  for (int64_t row = first; row < last; ++row) {
-    const Range range = visible(task, tile.first_position + row);
-    const int begin = static_cast<int>(at_least(range.begin - group_start, 0));
-    const int end = static_cast<int>(at_most(range.end - group_start, kLanes));
-    const bool whole = begin == 0 && end == kLanes;
-    for (int64_t i = row * heads; i < (row + 1) * heads; ++i) {
-      update_softmax(scratch.softmax[i], scratch.weights + i * kLanes, begin, end,
-                     scratch.sums + i * padded, padded);
-      if (whole) continue;
-      add_values<1>(scratch.weights + i * kLanes, value, begin, end, scratch.sums + i * padded,
-                    padded);
+  const int64_t portion = (ahead.count + dim - 1) / dim;
+  for (int64_t i = 0; i < dim; ++i) {
+    fetch(ahead, i * portion, (i + 1) * portion);
+    F16 key[PAGES];
+    CHAIRLIFT_UNROLL
+    for (int p = 0; p < PAGES; ++p) {
+      key[p] = load_floats(reinterpret_cast<const T*>(pages[p]) + i * kLanes);
     }
-    if (!whole) continue;
-    whole_begin = at_most(whole_begin, row * heads);
-    whole_end = (row + 1) * heads;
+    CHAIRLIFT_UNROLL
+    for (int q = 0; q < QUERIES; ++q) {
+      const F16 query = F16::all(queries[q * dim + i]);
+      CHAIRLIFT_UNROLL
+      for (int p = 0; p < PAGES; ++p) sum[q][p] = multiply_add(query, key[p], sum[q][p]);
+    }
   }
-  q = whole_begin;
-  for (; q + kSumQueries <= whole_end; q += kSumQueries) {
-    add_values<kSumQueries>(scratch.weights + q * kLanes, value, 0, kLanes,
-                            scratch.sums + q * padded, padded);
-  }
-  add_rest<kSumQueries - 1>(whole_end - q, scratch.weights + q * kLanes, value,
-                            scratch.sums + q * padded, padded);
-}
-
-// Where the queries of a row and key/value head of the tile begin, in `query` and in `out`.
-CHAIRLIFT_INLINE int64_t query_offset(const chairlift_attention& task, const AttentionTile& tile,
-                                      const TileShape& shape, int64_t row, int64_t head) {
-  const int64_t first_head = (tile.first_kv_head + head) * shape.group;
-  return ((tile.first_row + row) * task.num_heads + first_head) * shape.dim;
-}
-
-CHAIRLIFT_INLINE void start_head(const chairlift_attention& task, const AttentionTile& tile,
-                                 const TileShape& shape, const TileScratch& scratch, int64_t head) {
-  for (int64_t row = 0; row < tile.num_rows; ++row) {
-    const float* query =
-        static_cast<const float*>(task.query) + query_offset(task, tile, shape, row, head);
-    float* copy = scratch.queries + row * shape.group * shape.dim;
-    for (int64_t i = 0; i < shape.group * shape.dim; ++i) copy[i] = query[i];
-  }
-  for (int64_t i = 0; i < shape.queries * shape.padded; ++i) scratch.sums[i] = 0.0f;
-  for (int64_t q = 0; q < shape.queries; ++q) {
-    scratch.softmax[q].largest = kMinusInfinity;
-    for (int j = 0; j < kLanes; ++j) scratch.softmax[q].total[j] = 0.0f;
+  CHAIRLIFT_UNROLL
+  for (int q = 0; q < QUERIES; ++q) {
+    CHAIRLIFT_UNROLL
+    for (int p = 0; p < PAGES; ++p) {
+      (sum[q][p] * F16::all(factors[q])).store(scores + q * kTileGroupTokens + p * kLanes);
+    }
   }
 }
 
-CHAIRLIFT_INLINE void finish_head(const chairlift_attention& task, const AttentionTile& tile,
-                                  const TileShape& shape, const TileScratch& scratch,
-                                  int64_t head) {
-  for (int64_t row = 0; row < tile.num_rows; ++row) {
-    float* out = task.out + query_offset(task, tile, shape, row, head);
-    for (int64_t g = 0; g < shape.group; ++g) {
-      const int64_t q = row * shape.group + g;
-      const float total = sum_lanes(F16::load(scratch.softmax[q].total));
-      for (int64_t i = 0; i < shape.dim; ++i) {
-        out[g * shape.dim + i] = scratch.sums[q * shape.padded + i] / total;
+template <class T, int QUERIES>
+CHAIRLIFT_INLINE void score_queries(int64_t num, const float* queries, const float* factors,
+                                    const uint8_t* const* pages, int count, Lines ahead,
+                                    int64_t dim, float* scores) {
+  if constexpr (QUERIES > 1) {
+    if (num < QUERIES) {
+      return score_queries<T, QUERIES - 1>(num, queries, factors, pages, count, ahead, dim, scores);
+    }
+  }
+  int p = 0;
+  for (; p + kScorePages <= count; p += kScorePages) {
+    score_pages<T, QUERIES, kScorePages>(queries, factors, pages + p, ahead, dim,
+                                         scores + p * kLanes);
+    ahead.count = 0;
+  }
+  if constexpr (kScorePages > 1) {
+    for (; p < count; ++p) {
+      score_pages<T, QUERIES, 1>(queries, factors, pages + p, ahead, dim, scores + p * kLanes);
+      ahead.count = 0;
+    }
+  }
+}
+
+// sums[q] = sums[q] * keep[q] + (weights[q] . values) * add[q], for some vectors of dimensions
+template <class T, int QUERIES, int VECTORS>
+CHAIRLIFT_NOINLINE void mix_tile(const WeighedQueries& w, const uint8_t* const* pages, Lines ahead,
+                                 const FloatKvLayout& layout, int64_t column) {
+  F16 part[QUERIES][VECTORS];
+  CHAIRLIFT_UNROLL
+  for (int q = 0; q < QUERIES; ++q) {
+    CHAIRLIFT_UNROLL
+    for (int v = 0; v < VECTORS; ++v) part[q][v] = F16::all(0.0f);
+  }
+  const int64_t stride = layout.padded_dim();
+  const int64_t portion =
+      w.end > w.begin ? (ahead.count + w.end - w.begin - 1) / (w.end - w.begin) : 0;
+  int64_t fetched = 0;
+  for (int first = w.begin, last; first < w.end; first = last) {  // page by page
+    const unsigned page = static_cast<unsigned>(first) / kLanes, in_page = first % kLanes;
+    last = static_cast<int>(smaller_of(w.end, (page + 1) * kLanes));
+    const T* values =
+        reinterpret_cast<const T*>(pages[page] + layout.values()) + in_page * stride + column;
+    for (int token = first; token < last; ++token, values += stride) {
+      fetch(ahead, fetched, fetched + portion);
+      fetched += portion;
+      F16 value[VECTORS];
+      CHAIRLIFT_UNROLL
+      for (int v = 0; v < VECTORS; ++v) value[v] = load_floats(values + v * kLanes);
+      CHAIRLIFT_UNROLL
+      for (int q = 0; q < QUERIES; ++q) {
+        const F16 weight = F16::all(w.weights[q * kTileGroupTokens + token]);
+        CHAIRLIFT_UNROLL
+        for (int v = 0; v < VECTORS; ++v) part[q][v] = multiply_add(weight, value[v], part[q][v]);
+      }
+    }
+  }
+  CHAIRLIFT_UNROLL
+  for (int q = 0; q < QUERIES; ++q) {
+    CHAIRLIFT_UNROLL
+    for (int v = 0; v < VECTORS; ++v) {
+      float* sum = w.sums + q * w.stride + column + v * kLanes;
+      multiply_add(F16::load(sum), F16::all(w.keep[q]), part[q][v] * F16::all(w.add[q])).store(sum);
+    }
+  }
+}
+
+template <class T, int QUERIES>
+CHAIRLIFT_INLINE void mix_queries(int64_t num, const WeighedQueries& w, const uint8_t* const* pages,
+                                  Lines ahead, const FloatKvLayout& layout) {
+  if constexpr (QUERIES > 1) {
+    if (num < QUERIES) return mix_queries<T, QUERIES - 1>(num, w, pages, ahead, layout);
+  }
+  int64_t column = 0;
+  for (; column + kMixVectors * kLanes <= layout.padded_dim(); column += kMixVectors * kLanes) {
+    mix_tile<T, QUERIES, kMixVectors>(w, pages, ahead, layout, column);
+    ahead.count = 0;
+  }
+  for (; column < layout.padded_dim(); column += kLanes) {
+    mix_tile<T, QUERIES, 1>(w, pages, ahead, layout, column);
+    ahead.count = 0;
+  }
+}
+
+// -- softmax -------------------------------------------------------------------------------------
+
+// What the queries of a batch have of one group.
+struct GroupBatch {
+  alignas(64) float scores[kBatchQueries * kTileGroupTokens];  // then weights
+  alignas(64) float totals[kBatchQueries * kLanes];
+  alignas(64) float largest[kBatchLanes];
+  alignas(64) float keep[kBatchLanes];
+  alignas(64) float add[kBatchLanes];
+  alignas(64) float new_largest[kBatchLanes];
+};
+
+static_assert(sizeof(GroupBatch) <= kKvBatchFloats * sizeof(float), "others reserve room for it");
+
+// Scores of query `q` to weights e^(score - the group's own maximum); the query sees tokens
+// [begin, end) of the group.
+template <bool WHOLE>
+CHAIRLIFT_NOINLINE void weigh(GroupBatch& batch, int64_t q, int begin, int end) {
+  float* scores = batch.scores + q * kTileGroupTokens;
+  if (!WHOLE) {
+    for (int i = 0; i < begin; ++i) scores[i] = kNothing;
+    for (int i = end; i < kTileGroupTokens; ++i) scores[i] = kNothing;
+  }
+  F16 weight[kTileGroupPages];
+  CHAIRLIFT_UNROLL
+  for (int p = 0; p < kTileGroupPages; ++p) weight[p] = F16::load(scores + p * kLanes);
+  const float largest =
+      largest_lane(larger(larger(weight[0], weight[1]), larger(weight[2], weight[3])));
+  CHAIRLIFT_UNROLL
+  for (int p = 0; p < kTileGroupPages; ++p) {
+    weight[p] = exp_negative(weight[p] - F16::all(largest));
+    weight[p].store(scores + p * kLanes);
+  }
+  ((weight[0] + weight[1]) + (weight[2] + weight[3])).store(batch.totals + q * kLanes);
+  batch.largest[q] = largest;
+}
+
+// A query that sees nothing of the group.
+CHAIRLIFT_INLINE void weigh_nothing(GroupBatch& batch, int64_t q) {
+  F16::all(0.0f).store(batch.totals + q * kLanes);
+  batch.largest[q] = kNothing;
+}
+
+// Factors on what was summed so far and on the group's part, and the new maximum.
+CHAIRLIFT_INLINE void rescale(F16 before, F16 group, F16* keep, F16* add, F16* after) {
+  *after = larger(before, group);
+  *keep = exp_negative(before - *after);
+  *add = exp_negative(group - *after);
+}
+
+// -- tiles ---------------------------------------------------------------------------------------
+
+// State of the tile's queries, [key/value heads][rows][query heads of a group].
+struct KvState {
+  float* sums;     // [Q][sum_width]
+  float* totals;   // [Q][16]
+  float* largest;  // [Q], and a vector more
+  float* factors;  // [Q]
+  float* queries;  // [Q][dim]
+  GroupBatch* batch;
+  int64_t sum_width;  // the head size in whole vectors
+};
+
+CHAIRLIFT_INLINE KvState lay_out_state(float* memory, int64_t num_queries, int64_t dim) {
+  const int64_t sum_width = (dim + kLanes - 1) / kLanes * kLanes;
+  const int64_t padded = (num_queries + kLanes - 1) / kLanes * kLanes;
+  KvState state;
+  state.batch = reinterpret_cast<GroupBatch*>(memory);
+  state.sums = memory + sizeof(GroupBatch) / sizeof(float);
+  state.totals = state.sums + num_queries * sum_width;
+  state.largest = state.totals + num_queries * kLanes;
+  state.factors = state.largest + padded + kBatchLanes;
+  state.queries = state.factors + padded;
+  state.sum_width = sum_width;
+  return state;
+}
+
+CHAIRLIFT_INLINE int64_t first_query_index(const chairlift_attention& task, const KvTile& tile,
+                                           int64_t group, int64_t head, int64_t row) {
+  return (tile.first_row + row) * task.num_heads + (tile.first_kv_head + head) * group;
+}
+
+void start_queries(const chairlift_attention& task, const KvTile& tile, int64_t group,
+                   const KvState& state) {
+  int64_t q = 0;
+  for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+    for (int64_t row = 0; row < tile.num_rows; ++row) {
+      const int64_t index = first_query_index(task, tile, group, head, row);
+      for (int64_t g = 0; g < group; ++g, ++q) {
+        std::memcpy(state.queries + q * task.head_dim,
+                    static_cast<const float*>(task.query) + (index + g) * task.head_dim,
+                    static_cast<size_t>(task.head_dim) * sizeof(float));
+        state.factors[q] = task.scale;
+        state.largest[q] = kNothing;
+      }
+    }
+  }
+  const int64_t width = state.sum_width;
+  for (int64_t i = 0; i < q * width; i += kLanes) F16::all(0.0f).store(state.sums + i);
+  for (int64_t i = 0; i < q * kLanes; i += kLanes) F16::all(0.0f).store(state.totals + i);
+}
+
+void finish_queries(const chairlift_attention& task, const KvTile& tile, int64_t group,
+                    const KvState& state) {
+  const int64_t dim = task.head_dim;
+  int64_t q = 0;
+  for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+    for (int64_t row = 0; row < tile.num_rows; ++row) {
+      float* out = task.out + first_query_index(task, tile, group, head, row) * dim;
+      for (int64_t g = 0; g < group; ++g, ++q, out += dim) {
+        const float inverse = 1.0f / sum_lanes(F16::load(state.totals + q * kLanes));
+        const float* sums = state.sums + q * state.sum_width;
+        int64_t i = 0;
+        for (; i + kLanes <= dim; i += kLanes) {
+          (F16::load(sums + i) * F16::all(inverse)).store(out + i);
+        }
+        for (; i < dim; ++i) out[i] = sums[i] * inverse;
+      }
+    }
+  }
+}
+
+// Some queries of the tile that go through a group at once: queries [first, first + num) of each of
+// some heads, which lie side by side in the state (either all of a head's, or one head's only).
+struct BatchRange {
+  int64_t first_head;
+  int64_t num_heads;
+  int64_t first;
+  int64_t num;
+  int64_t first_row;  // of query `first`, and its head inside the row
+  int64_t first_in_row;
+};
+
+// The pages of one head.
+struct HeadPages {
+  const uint8_t* at[kTileGroupPages];
+};
+
+// Merges the group's maxima and totals into the state; fills `keep` and `add`.
+CHAIRLIFT_INLINE void merge_totals(GroupBatch& batch, int64_t num, bool all_see, float* largest,
+                                   float* totals) {
+  for (int64_t q = 0; q < num; q += kLanes) {
+    F16 keep, add, after;
+    rescale(F16::load(largest + q), F16::load(batch.largest + q), &keep, &add, &after);
+    keep.store(batch.keep + q);
+    add.store(batch.add + q);
+    after.store(batch.new_largest + q);
+    for (int64_t i = q; i < num && i < q + kLanes; ++i) {
+      if (!all_see && batch.largest[i] == kNothing) {
+        batch.keep[i] = 1.0f;
+        batch.add[i] = 0.0f;
+      }
+      largest[i] = batch.new_largest[i];
+      float* total = totals + i * kLanes;
+      multiply_add(F16::load(total), F16::all(batch.keep[i]),
+                   F16::load(batch.totals + i * kLanes) * F16::all(batch.add[i]))
+          .store(total);
+    }
+  }
+}
+
+// Leaves the group's maxima and totals as they are, and has its sums left so too.
+CHAIRLIFT_INLINE void store_totals(GroupBatch& batch, int64_t num, int64_t width, float* records) {
+  for (int64_t q = 0; q < num; ++q) {
+    float* record = records + q * (kPartialSums + width);
+    record[0] = batch.largest[q];
+    F16::load(batch.totals + q * kLanes).store(record + kPartialTotals);
+    for (int64_t i = 0; i < width; i += kLanes) F16::all(0.0f).store(record + kPartialSums + i);
+    batch.keep[q] = 0.0f;
+    batch.add[q] = 1.0f;
+  }
+}
+
+// What a batch computes in one group.
+struct BatchWork {
+  const chairlift_attention& task;
+  const KvTile& tile;
+  const BatchRange& range;
+  const HeadPages* heads;  // of the tile
+  int count;               // pages that some query sees
+  int64_t group_start;
+  int64_t group_heads;
+  int64_t base;  // of the batch's first query in the state
+
+  CHAIRLIFT_INLINE Span seen(int64_t row) const {
+    const Span span = seen_from(task, tile.first_position + row);
+    return {span.begin - group_start, span.end - group_start};
+  }
+};
+
+// Shares of what is to be fetched, in lines, for each of so many calls; of sixteenths.
+CHAIRLIFT_INLINE int64_t portion_of(int64_t lines, int64_t sixteenths, int64_t num_calls) {
+  return (lines * sixteenths / 16 + num_calls - 1) / num_calls;
+}
+
+template <class T>
+CHAIRLIFT_INLINE void score_batch(const BatchWork& work, int64_t lines, Fetcher& fetcher,
+                                  const KvState& state) {
+  const int64_t num = work.range.num;
+  const int64_t num_steps = (num + kScoreQueries - 1) / kScoreQueries;
+  const int64_t portion = portion_of(lines, 5, work.range.num_heads * num_steps);
+  for (int64_t head = 0; head < work.range.num_heads; ++head) {
+    const HeadPages& pages = work.heads[work.range.first_head + head];
+    int64_t q = 0;
+    for (int64_t step = num_steps; step > 0; --step) {
+      const int64_t size = (num - q + step - 1) / step, at = head * num + q;
+      const int64_t dim = work.task.head_dim, query = work.base + at;
+      score_queries<T, kScoreQueries>(size, state.queries + query * dim, state.factors + query,
+                                      pages.at, work.count, fetcher.take(portion), dim,
+                                      state.batch->scores + at * kTileGroupTokens);
+      q += size;
+    }
+  }
+}
+
+// Returns whether all queries see something.
+CHAIRLIFT_INLINE bool weigh_batch(const BatchWork& work, int64_t lines, Fetcher& fetcher,
+                                  GroupBatch& batch) {
+  const BatchRange& range = work.range;
+  const int64_t num = range.num;
+  const int64_t portion = portion_of(lines, 4, range.num_heads * num);
+  bool all_see = true;
+  for (int64_t head = 0; head < range.num_heads; ++head) {
+    int64_t row = range.first_row, in_row = range.first_in_row;
+    for (int64_t q = head * num; q < (head + 1) * num; ++q) {
+      fetch(fetcher.take(portion), 0, portion);
+      const Span seen = work.seen(row);
+      if (seen.begin <= 0 && seen.end >= kGroupTokens) {
+        weigh<true>(batch, q, 0, kTileGroupTokens);
+      } else if (seen.begin < kGroupTokens && seen.end > 0) {
+        weigh<false>(batch, q, seen.begin < 0 ? 0 : static_cast<int>(seen.begin),
+                     static_cast<int>(smaller_of(seen.end, kGroupTokens)));
+      } else {
+        weigh_nothing(batch, q);
+        all_see = false;
+      }
+      if (++in_row == work.group_heads) {
+        in_row = 0;
+        ++row;
+      }
+    }
+  }
+  return all_see;
+}
+
+// Tokens [begin, end) of the group.
+struct TokenRange {
+  int begin;
+  int end;
+};
+
+CHAIRLIFT_INLINE TokenRange tokens_seen(const BatchWork& work, int64_t row) {
+  const Span seen = work.seen(row);
+  const int64_t begin = seen.begin < 0 ? 0 : smaller_of(seen.begin, kGroupTokens);
+  const int64_t end = smaller_of(seen.end, kGroupTokens);
+  return {static_cast<int>(begin), static_cast<int>(end < begin ? begin : end)};
+}
+
+CHAIRLIFT_INLINE bool same(TokenRange a, TokenRange b) {
+  return a.begin == b.begin && a.end == b.end;
+}
+
+// Rows that see the same tokens of the group are mixed together.
+template <class T>
+CHAIRLIFT_INLINE void mix_batch(const BatchWork& work, int64_t lines, Fetcher& fetcher,
+                                const GroupBatch& batch, float* sums, int64_t stride) {
+  const BatchRange& range = work.range;
+  const FloatKvLayout layout = layout_of<T>(work.task.head_dim);
+  const int64_t num = range.num;
+  const int64_t num_calls = range.num_heads * ((num + kMixQueries - 1) / kMixQueries);
+  const int64_t portion = portion_of(lines, 7, num_calls);
+  for (int64_t head = 0; head < range.num_heads; ++head) {
+    const HeadPages& pages = work.heads[range.first_head + head];
+    int64_t row = range.first_row, row_end = work.group_heads - range.first_in_row;
+    for (int64_t q = 0; q < num;) {
+      const TokenRange seen = tokens_seen(work, row);
+      int64_t end = row_end;
+      while (end < num && same(tokens_seen(work, row + 1), seen)) {
+        ++row;
+        end += work.group_heads;
+      }
+      row_end = end + work.group_heads;
+      ++row;
+      if (end > num) end = num;
+      for (int64_t step = (end - q + kMixQueries - 1) / kMixQueries; step > 0; --step) {
+        const int64_t at = head * num + q, size = (end - q + step - 1) / step;
+        mix_queries<T, kMixQueries>(
+            size,
+            {batch.scores + at * kTileGroupTokens, batch.keep + at, batch.add + at,
+             sums + at * stride, stride, seen.begin, seen.end},
+            pages.at, fetcher.take(portion), layout);
+        q += size;
       }
     }
   }
 }
 
 template <class T>
-void attend_floats(const chairlift_attention& task, const AttentionTile& tile, float* memory) {
-  TileShape shape;
-  shape.dim = task.head_dim;
-  shape.padded = (shape.dim + kLanes - 1) / kLanes * kLanes;
-  shape.group = task.num_heads / task.num_kv_heads;
-  shape.queries = tile.num_rows * shape.group;
-  const TileScratch scratch = lay_out(memory, tile.num_kv_heads * shape.queries, shape);
-  for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
-    start_head(task, tile, shape, part_of_head(scratch, head, shape), head);
-  }
+CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile& tile,
+                                   int64_t group_heads, const BatchRange& range, int64_t group,
+                                   const HeadPages* heads, int count, Fetcher& fetcher,
+                                   const KvState& state) {
+  const int64_t group_start = group * kGroupTokens;
+  const int64_t head_queries = tile.num_rows * group_heads;
+  const int64_t num_rows = (range.first_in_row + range.num + group_heads - 1) / group_heads;
+  const Span first_seen = seen_from(task, tile.first_position + range.first_row);
+  const Span last_seen = seen_from(task, tile.first_position + range.first_row + num_rows - 1);
+  const bool sees_any =
+      last_seen.end > group_start && first_seen.begin < group_start + kGroupTokens;
+  if (!sees_any && !tile.partials) return;
+  const int64_t pages_seen = (last_seen.end - group_start + kPageTokens - 1) / kPageTokens;
+  if (pages_seen < count) count = pages_seen < 0 ? 0 : static_cast<int>(pages_seen);
 
-  const Range range = {visible(task, tile.first_position).begin,
-                       visible(task, tile.first_position + tile.num_rows - 1).end};
-  int64_t start = range.begin / kLanes * kLanes;
-  KeyGroup<T> group, next;
-  locate_keys(task, tile, start, range, group);
-  for (; start < range.end; start += kLanes) {
-    const bool has_next = start + kLanes < range.end;
-    if (has_next) locate_keys(task, tile, start + kLanes, range, next);
-    for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
-      if (has_next) prefetch_group(next, value_offset(task), head * shape.dim, shape.dim);
-      attend_group(task, tile, shape, part_of_head(scratch, head, shape), group, start, head);
+  GroupBatch& batch = *state.batch;
+  const int64_t base = range.first_head * head_queries + range.first;
+  const int64_t total = range.num_heads * range.num, width = state.sum_width;
+  const BatchWork work = {task, tile, range, heads, count, group_start, group_heads, base};
+  // What is to be fetched is shared out about as the phases share time.
+  const int64_t lines = fetcher.page_lines * (fetcher.num_pages - fetcher.index);
+  score_batch<T>(work, lines, fetcher, state);
+  const bool all_see = weigh_batch(work, lines, fetcher, batch);
+  if (tile.partials) {
+    const int64_t stride = kPartialSums + width;
+    float* records =
+        tile.partials +
+        ((group - tile.first_group) * tile.num_kv_heads * head_queries + base) * stride;
+    store_totals(batch, total, width, records);
+    mix_batch<T>(work, lines, fetcher, batch, records + kPartialSums, stride);
+  } else {
+    merge_totals(batch, total, all_see, state.largest + base, state.totals + base * kLanes);
+    mix_batch<T>(work, lines, fetcher, batch, state.sums + base * width, width);
+  }
+}
+
+CHAIRLIFT_INLINE void point_to_heads(const KvTile& tile, const GroupPages& pages,
+                                     int64_t head_bytes, HeadPages* heads) {
+  for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+    for (int j = 0; j < kTileGroupPages; ++j) {
+      heads[head].at[j] =
+          pages.page[smaller_of(j, pages.count - 1)] + (tile.first_kv_head + head) * head_bytes;
     }
-    group = next;
   }
+}
 
+CHAIRLIFT_INLINE Fetcher fetch_from(const KvTile& tile, const GroupPages& pages,
+                                    int64_t head_bytes) {
+  Fetcher fetcher;
+  for (int j = 0; j < pages.count; ++j) {
+    fetcher.page[j] = pages.page[j] + tile.first_kv_head * head_bytes;
+  }
+  fetcher.num_pages = pages.count;
+  fetcher.page_lines = tile.num_kv_heads * head_bytes / kLineBytes;
+  fetcher.index = fetcher.line = 0;
+  return fetcher;
+}
+
+// Copies a group's tokens to whole pages, head by head; returns how many pages there are.
+template <class T>
+CHAIRLIFT_NOINLINE int gather_group(const chairlift_attention& task, const KvTile& tile,
+                                    int64_t group, uint8_t* copies, HeadPages* heads) {
+  const int64_t dim = task.head_dim, start = group * kGroupTokens;
+  const FloatKvLayout from = layout_of<T>(dim, float_page_tokens(task.block_size)),
+                      to = layout_of<T>(dim);
+  const int64_t first = seen_from(task, tile.first_position).begin;
+  const int64_t end = tile.first_position + tile.num_rows;
+  const int32_t* table = task.block_tables + tile.sequence * task.max_blocks;
   for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
-    finish_head(task, tile, shape, part_of_head(scratch, head, shape), head);
+    for (int p = 0; p < kTileGroupPages; ++p) {
+      heads[head].at[p] = copies + (head * kTileGroupPages + p) * to.head_bytes();
+    }
+  }
+  for (int64_t position = first > start ? first : start;
+       position < smaller_of(end, start + kGroupTokens); ++position) {
+    const int64_t block = position / task.block_size, offset = position % task.block_size;
+    const uint8_t* page = task.kv_cache + table[block] * task.block_stride +
+                          offset / from.page_tokens * task.num_kv_heads * from.head_bytes();
+    const int64_t token = offset % from.page_tokens, at = position - start;
+    for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+      const uint8_t* source = page + (tile.first_kv_head + head) * from.head_bytes();
+      uint8_t* copy = const_cast<uint8_t*>(heads[head].at[at / kPageTokens]);
+      const T* key = reinterpret_cast<const T*>(source) + token;
+      T* key_copy = reinterpret_cast<T*>(copy) + at % kPageTokens;
+      for (int64_t i = 0; i < dim; ++i) key_copy[i * kPageTokens] = key[i * from.page_tokens];
+      std::memcpy(reinterpret_cast<T*>(copy + to.values()) + at % kPageTokens * to.padded_dim(),
+                  reinterpret_cast<const T*>(source + from.values()) + token * to.padded_dim(),
+                  static_cast<size_t>(to.padded_dim()) * sizeof(T));
+    }
+  }
+  const int64_t count = (smaller_of(end - start, kGroupTokens) + kPageTokens - 1) / kPageTokens;
+  return static_cast<int>(count);
+}
+
+template <class T>
+void attend_tile(const chairlift_attention& task, const KvTile& tile, const KvTile* following,
+                 float* memory) {
+  const int64_t group_heads = task.num_heads / task.num_kv_heads;
+  const int64_t head_queries = tile.num_rows * group_heads;
+  const int64_t batch_heads = head_queries < kBatchQueries ? kBatchQueries / head_queries : 1;
+  const KvState state = lay_out_state(memory, tile.num_kv_heads * head_queries, task.head_dim);
+  start_queries(task, tile, group_heads, state);
+  const int64_t last = tile.first_group + tile.num_groups - 1;
+  // Blocks of smaller pages are copied together; the others are read where they lie.
+  const bool gathers = task.block_size % kPageTokens != 0;
+  const int64_t head_bytes = layout_of<T>(task.head_dim).head_bytes();
+  const int64_t page_bytes = task.num_kv_heads * head_bytes;
+  GroupPages pages = {}, next = {};
+  if (!gathers) pages = locate_group(task, tile, tile.first_group, page_bytes);
+  HeadPages heads[kKvTileHeads];
+  for (int64_t group = tile.first_group; group <= last; ++group) {
+    const KvTile* next_tile = group < last ? &tile : following;
+    Fetcher fetcher = {};
+    if (gathers) {
+      uint8_t* copies = reinterpret_cast<uint8_t*>(
+          state.queries + tile.num_kv_heads * head_queries * task.head_dim + kLaneFloats);
+      pages.count = gather_group<T>(task, tile, group, copies, heads);
+    } else {
+      if (next_tile) {
+        next = locate_group(task, *next_tile, group < last ? group + 1 : following->first_group,
+                            page_bytes);
+        fetcher = fetch_from(*next_tile, next, head_bytes);
+      }
+      point_to_heads(tile, pages, head_bytes, heads);
+    }
+    BatchRange range;
+    for (range.first_head = 0; range.first_head < tile.num_kv_heads;
+         range.first_head += batch_heads) {
+      range.num_heads = smaller_of(batch_heads, tile.num_kv_heads - range.first_head);
+      range.first_row = range.first_in_row = 0;
+      for (range.first = 0; range.first < head_queries; range.first += kBatchQueries) {
+        range.num = smaller_of(kBatchQueries, head_queries - range.first);
+        attend_batch<T>(task, tile, group_heads, range, group, heads, pages.count, fetcher, state);
+        for (range.first_in_row += range.num; range.first_in_row >= group_heads;
+             range.first_in_row -= group_heads) {
+          ++range.first_row;
+        }
+      }
+    }
+    while (fetcher.index < fetcher.num_pages) {
+      fetch(fetcher.take(fetcher.page_lines), 0, fetcher.page_lines);
+    }
+    if (!gathers) pages = next;
+  }
+  if (!tile.partials) finish_queries(task, tile, group_heads, state);
+}
+
+template <class T>
+void attend_tiles(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
+                  float* memory) {
+  for (int64_t i = 0; i < num_tiles; ++i) {
+    attend_tile<T>(task, tiles[i], i + 1 < num_tiles ? tiles + i + 1 : nullptr, memory);
   }
 }
 
-void paged_attention(const chairlift_attention& task, const AttentionTile& tile, float* memory) {
-  if (task.kv_type == CHAIRLIFT_KV_FLOAT16) return attend_floats<Half>(task, tile, memory);
-  if (task.kv_type == CHAIRLIFT_KV_BFLOAT16) return attend_floats<BFloat16>(task, tile, memory);
-  attend_floats<float>(task, tile, memory);
+void merge_partials(const chairlift_attention& task, const KvTile& tile, float* memory) {
+  const int64_t group_heads = task.num_heads / task.num_kv_heads;
+  const int64_t num_queries = tile.num_kv_heads * tile.num_rows * group_heads;
+  const KvState state = lay_out_state(memory, num_queries, task.head_dim);
+  const int64_t width = state.sum_width, record = kPartialSums + width;
+  for (int64_t q = 0; q < num_queries; ++q) {
+    F16 largest = F16::all(kNothing), total = F16::all(0.0f);
+    float* sums = state.sums + q * width;
+    for (int64_t i = 0; i < width; i += kLanes) F16::all(0.0f).store(sums + i);
+    for (int64_t group = 0; group < tile.num_groups; ++group) {
+      const float* part = tile.partials + (group * num_queries + q) * record;
+      if (part[0] == kNothing) continue;
+      F16 keep, add, after;
+      rescale(largest, F16::all(part[0]), &keep, &add, &after);
+      largest = after;
+      total = multiply_add(total, keep, F16::load(part + kPartialTotals) * add);
+      for (int64_t i = 0; i < width; i += kLanes) {
+        multiply_add(F16::load(sums + i), keep, F16::load(part + kPartialSums + i) * add)
+            .store(sums + i);
+      }
+    }
+    total.store(state.totals + q * kLanes);
+  }
+  finish_queries(task, tile, group_heads, state);
 }
+
+void attend(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
+            float* memory) {
+  switch (task.kv_type) {
+    case CHAIRLIFT_KV_FLOAT16:
+      return attend_tiles<Half>(task, tiles, num_tiles, memory);
+    case CHAIRLIFT_KV_BFLOAT16:
+      return attend_tiles<BFloat16>(task, tiles, num_tiles, memory);
+    default:
+      return attend_tiles<float>(task, tiles, num_tiles, memory);
+  }
+}
+
+}  // namespace floats
+
+constexpr AttentionKernels kFloatAttention = {floats::attend, floats::merge_partials};
 
 }  // namespace
 }  // namespace chairlift

@@ -18,12 +18,6 @@
 #include "dot_kv.h"
 #include "kv_cache.h"
 
-#if defined(_MSC_VER)
-#define CHAIRLIFT_NOINLINE __declspec(noinline)
-#else
-#define CHAIRLIFT_NOINLINE __attribute__((noinline))  // alone, a tile gets all the registers
-#endif
-
 namespace chairlift {
 namespace {
 

@@ -8,16 +8,6 @@
 
 #include "../vec.h"
 
-#if !defined(CHAIRLIFT_VEC_AVX512) && !defined(CHAIRLIFT_VEC_AVX2)
-#define CHAIRLIFT_UNROLL  // there the gain is small, the code large
-#elif defined(__clang__)
-#define CHAIRLIFT_UNROLL _Pragma("unroll")
-#elif defined(__GNUC__)
-#define CHAIRLIFT_UNROLL _Pragma("GCC unroll 16")
-#else
-#define CHAIRLIFT_UNROLL
-#endif
-
 namespace chairlift {
 namespace {
 

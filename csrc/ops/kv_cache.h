@@ -135,39 +135,60 @@ class ByteSlot {
   int64_t token_;
 };
 
-// Key of a slot, in a piece [2][block_size][num_kv_heads][head_dim] of T; its value lies
-// block_size tokens behind it.
-template <class T, class TASK>
-CHAIRLIFT_INLINE T* find_key(const TASK& task, int64_t slot) {
-  uint8_t* piece = task.kv_cache + slot / task.block_size * task.block_stride;
-  return reinterpret_cast<T*>(piece) + slot % task.block_size * task.num_kv_heads * task.head_dim;
-}
+// Where one token's keys and values lie in a cache of floats.
+template <class T>
+class FloatToken {
+ public:
+  template <class TASK>
+  CHAIRLIFT_INLINE FloatToken(const TASK& task, int64_t slot)
+      : layout_{task.head_dim, static_cast<int64_t>(sizeof(T)),
+                float_page_tokens(task.block_size)} {
+    const int64_t offset = slot % task.block_size;
+    token_ = offset % layout_.page_tokens;
+    page_ = task.kv_cache + slot / task.block_size * task.block_stride +
+            offset / layout_.page_tokens * task.num_kv_heads * layout_.head_bytes();
+  }
 
-// The same in a cache of floats.
+  CHAIRLIFT_INLINE void store_key(int64_t head, const float* x) const {
+    T* key = reinterpret_cast<T*>(page_ + head * layout_.head_bytes()) + token_;
+    for (int64_t first = 0; first < layout_.head_dim; first += kLanes) {
+      const int64_t left = layout_.head_dim - first, count = left < kLanes ? left : kLanes;
+      T some[kLanes];
+      store_floats(x + first, count, some);
+      for (int64_t i = 0; i < count; ++i) key[(first + i) * layout_.page_tokens] = some[i];
+    }
+  }
+
+  CHAIRLIFT_INLINE void store_value(int64_t head, const float* x) const {
+    uint8_t* values = page_ + head * layout_.head_bytes() + layout_.values();
+    store_floats(x, layout_.head_dim, reinterpret_cast<T*>(values) + token_ * layout_.padded_dim());
+  }
+
+ private:
+  FloatKvLayout layout_;
+  uint8_t* page_;
+  int64_t token_;
+};
+
+// What becomes of one token's heads in such a cache.
 template <class T>
 class FloatSlot {
  public:
   CHAIRLIFT_INLINE FloatSlot(const chairlift_qkv_to_cache& task, int64_t row, float*)
-      : dim_(task.head_dim),
-        query_(static_cast<float*>(task.query) + row * task.num_heads * dim_),
-        key_(find_key<T>(task, task.slots[row])),
-        value_(key_ + task.block_size * task.num_kv_heads * dim_) {}
+      : token_(task, task.slots[row]),
+        dim_(task.head_dim),
+        query_(static_cast<float*>(task.query) + row * task.num_heads * dim_) {}
 
   CHAIRLIFT_INLINE void take_query(int64_t head, const float* x) {
     store_floats(x, dim_, query_ + head * dim_);
   }
-  CHAIRLIFT_INLINE void take_key(int64_t head, const float* x) {
-    store_floats(x, dim_, key_ + head * dim_);
-  }
-  CHAIRLIFT_INLINE void take_value(int64_t head, const float* x) {
-    store_floats(x, dim_, value_ + head * dim_);
-  }
+  CHAIRLIFT_INLINE void take_key(int64_t head, const float* x) { token_.store_key(head, x); }
+  CHAIRLIFT_INLINE void take_value(int64_t head, const float* x) { token_.store_value(head, x); }
 
  private:
+  FloatToken<T> token_;
   int64_t dim_;
   float* query_;
-  T* key_;
-  T* value_;
 };
 
 // scratch: two heads of floats and what SLOT needs, one of bytes at most
@@ -214,11 +235,12 @@ void store_qkv(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t nu
 
 template <class T>
 void store_kv_rows(const chairlift_kv_to_cache& task, int64_t first_row, int64_t num_rows) {
-  const int64_t width = task.num_kv_heads * task.head_dim;
   for (int64_t row = first_row; row < first_row + num_rows; ++row) {
-    T* key = find_key<T>(task, task.slots[row]);
-    store_floats(task.key + row * task.key_stride, width, key);
-    store_floats(task.value + row * task.value_stride, width, key + task.block_size * width);
+    const FloatToken<T> token(task, task.slots[row]);
+    for (int64_t head = 0; head < task.num_kv_heads; ++head) {
+      token.store_key(head, task.key + row * task.key_stride + head * task.head_dim);
+      token.store_value(head, task.value + row * task.value_stride + head * task.head_dim);
+    }
   }
 }
 

@@ -135,58 +135,5 @@ CHAIRLIFT_INLINE void store_floats(const float* x, int64_t count, BFloat16* out)
   for (int64_t i = 0; i < count; ++i) from_float(x[i], out + i);
 }
 
-// -- transposing ---------------------------------------------------------------------------------
-
-// Sixteen rows of `width` numbers to `width` columns of sixteen floats:
-// columns[i * 16 + j] = rows[j][i].
-#if defined(CHAIRLIFT_VEC_AVX512) || defined(CHAIRLIFT_VEC_AVX2)
-
-template <class T>
-CHAIRLIFT_INLINE void transpose_8x8(const T* const* rows, int64_t offset, float* columns) {
-  __m256 r[8], t[8];
-  for (int i = 0; i < 8; ++i) r[i] = load_eight(rows[i] + offset);
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(columns + i * kLanes, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(columns + (i + 4) * kLanes, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-  }
-}
-
-template <class T>
-CHAIRLIFT_INLINE int64_t transpose_whole_tiles(const T* const* rows, int64_t width,
-                                               float* columns) {
-  int64_t i = 0;
-  for (; i + 8 <= width; i += 8) {
-    transpose_8x8(rows, i, columns + i * kLanes);
-    transpose_8x8(rows + 8, i, columns + i * kLanes + 8);
-  }
-  return i;
-}
-
-#else
-
-template <class T>
-CHAIRLIFT_INLINE int64_t transpose_whole_tiles(const T* const*, int64_t, float*) {
-  return 0;
-}
-
-#endif
-
-template <class T>
-CHAIRLIFT_INLINE void transpose_rows(const T* const* rows, int64_t width, float* columns) {
-  for (int64_t i = transpose_whole_tiles(rows, width, columns); i < width; ++i) {
-    for (int j = 0; j < kLanes; ++j) columns[i * kLanes + j] = to_float(rows[j][i]);
-  }
-}
-
 }  // namespace
 }  // namespace chairlift

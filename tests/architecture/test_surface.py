@@ -45,6 +45,7 @@ ENGINE_OPTIONS = [
     "preemption_mode",
     "prefill_policy",
     "preset",
+    "quant_compute",
     "scheduling_policy",
     "seed",
     "static_batch_size",

@@ -11,12 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.bench.accuracy import (
-    AccuracyBounds,
-    KernelMode,
-    measure_accuracy,
-    read_text,
-)
+from chairlift.bench.accuracy import measure_accuracy, read_text
+from chairlift.bench.kernel_mode import AccuracyBounds, KernelMode
 from chairlift.engine.loaded_model import LoadedModel
 
 TEXT = Path(__file__).parents[1] / "data" / "public_domain_text.txt"

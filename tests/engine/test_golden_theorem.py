@@ -32,6 +32,12 @@ MODES = {
     "int8 float16": {"kernels": "int8", "kv_cache_dtype": "float16"},
     "int8 bfloat16": {"kernels": "int8", "kv_cache_dtype": "bfloat16"},
     "int8 float32": {"kernels": "int8", "kv_cache_dtype": "float32"},
+    "int8 fast": {"kernels": "int8", "quant_compute": "fast"},
+    "int8 fast float16": {
+        "kernels": "int8",
+        "quant_compute": "fast",
+        "kv_cache_dtype": "float16",
+    },
 }
 """Kernels with options that change what they compute."""
 
@@ -299,6 +305,8 @@ REAL_MODES = {
     "int8 float16": ("continuous", "chunked", 7, "swap", True, 8),
     "int8 bfloat16": ("dynamic", "separated", 512, "recompute", False, 8),
     "native float16": ("continuous", "chunked", 16, "recompute", True, 8),
+    "int8 fast": ("static", "chunked", 1, "swap", False, 8),
+    "int8 fast float16": ("continuous", "separated", 7, "recompute", True, 8),
 }
 """How each of them meets the others: a few of the pairwise set's combinations."""
 

@@ -32,6 +32,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     *[(name, "sideways") for name in ("scheduling_policy", "kernels", "preset")],
     ("batching_policy", None),
     ("kernels", ["auto"]),
+    *[("quant_compute", value) for value in (None, "faster", True)],
     *[("kv_cache_dtype", value) for value in (None, "fp8", "float64", 16)],
     *[("tensor_parallel_size", value) for value in (0, 2, True)],
     *[("enable_prefix_caching", value) for value in (None, 1, "yes")],

@@ -237,10 +237,11 @@ def measure_modes(
     for index, window in enumerate(windows):
         _read_window(tested, against, window, tallies)
         for mode, tally in tallies.items():
+            name = f"{mode}: " if len(tallies) > 1 else ""
             progress(
-                f"window {index + 1}/{len(windows)}: {mode}:"
-                f" perplexity {tally.against_perplexity:.3f},"
-                f" change {tally.perplexity_change:+z.3%}, agreement {tally.agreement:.2%}"
+                f"window {index + 1}/{len(windows)}: {name}perplexity"
+                f" {tally.against_perplexity:.3f}, change {tally.perplexity_change:+z.3%},"
+                f" agreement {tally.agreement:.2%}"
             )
     return [
         AccuracyReport(

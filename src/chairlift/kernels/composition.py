@@ -52,8 +52,13 @@ class ComposedKernels(FloatKernels):
     def kv_block(
         self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
     ) -> KvBlockFormat:
-        """[num_layers, 2, block_size, K, D] of floats."""
-        return float_kv_block(num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype)
+        """[num_layers, 2 = K, V, block_size, K, D] of floats."""
+        return KvBlockFormat(
+            block_size=block_size,
+            shape=(num_layers, 2, block_size, num_kv_heads, head_dim),
+            dtype=FLOAT_STORAGE[self.kv_dtype],
+            kv_dtype=self.kv_dtype,
+        )
 
     def matrix_bytes(
         self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
@@ -141,18 +146,6 @@ class ComposedKernels(FloatKernels):
             part = rows[start : start + ROWS_AT_ONCE]
             search_rows(self.logits(x, norm, eps, head, part), query, found, start)
         return found
-
-
-def float_kv_block(
-    num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, kv_dtype: KvDtype
-) -> KvBlockFormat:
-    """One block of floats, [num_layers, 2 = K, V, block_size, K, D]."""
-    return KvBlockFormat(
-        block_size=block_size,
-        shape=(num_layers, 2, block_size, num_kv_heads, head_dim),
-        dtype=FLOAT_STORAGE[kv_dtype],
-        kv_dtype=kv_dtype,
-    )
 
 
 def split_heads(qkv: FloatArray, spec: AttentionSpec) -> tuple[FloatArray, FloatArray, FloatArray]:

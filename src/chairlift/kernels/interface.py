@@ -276,8 +276,8 @@ class Kernels(Protocol):
 class FloatKernels(Kernels, Protocol):
     """A backend on float32 with fine ops, from which coarse ones can be composed.
 
-    Its KV cache is [num_blocks, num_layers, 2, block_size, K, D] (2 = K and V) of float32, float16
-    or bfloat16 (uint16); computing is in float32.
+    Its KV cache [num_blocks, num_layers, ...] holds float32, float16 or bfloat16 (as uint16);
+    computing is in float32.
     """
 
     def linear(self, x: FloatArray, weight: Linear) -> FloatArray:

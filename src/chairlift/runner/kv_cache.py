@@ -1,8 +1,7 @@
 """The bytes of the KV cache and of the swap space, and moving blocks between them.
 
 Block-major: all layers of one block are one contiguous piece, so that swapping and copying move
-one piece per block.  What lies in a piece is the kernels' business; as floats of 16 or 32 bits it
-is keys and values, [num_layers][2 = K, V][block_size][num_kv_heads][head_dim].
+one piece per block.  What lies in a piece is the kernels' business.
 
 ```
 blocks [num_blocks][piece]

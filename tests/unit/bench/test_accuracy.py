@@ -13,16 +13,20 @@ import numpy as np
 import pytest
 
 from chairlift.bench.accuracy import (
-    FLOAT32_BOUNDS,
-    QUANTIZED_BOUNDS,
     AccuracyReport,
     AccuracyTally,
-    KernelMode,
     check_modes,
     cut_windows,
     measure_accuracy,
     read_text,
     token_losses,
+)
+from chairlift.bench.kernel_mode import (
+    FAST_BOUNDS,
+    FLOAT32_BOUNDS,
+    QUANTIZED_BOUNDS,
+    KernelMode,
+    modes_of,
 )
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.errors import ConfigError
@@ -99,8 +103,24 @@ def test_float32_modes_have_tight_bounds() -> None:
     assert KernelMode(kernels="int8", kv_cache_dtype="fp32").bounds == QUANTIZED_BOUNDS
 
 
+def test_fast_compute_has_bounds_of_its_own() -> None:
+    fast = KernelMode(kernels="int8", quant_compute="fast", kv_cache_dtype="bf16")
+    assert fast.bounds == FAST_BOUNDS
+    assert str(fast) == "int8 fast, bfloat16 KV"
+
+
+def test_every_mode_but_float32() -> None:
+    assert [str(mode) for mode in modes_of("native")] == [
+        "native, float16 KV",
+        "native, bfloat16 KV",
+    ]
+    names = [str(mode) for mode in modes_of("int8")]
+    assert len(names) == len(set(names)) == 8
+    assert {"int8 exact, int8 KV", "int8 fast, float32 KV"} <= set(names)
+
+
 def test_a_mode_says_what_its_cache_stores() -> None:
-    assert str(INT8) == "int8, int8 KV"
+    assert str(INT8) == "int8 exact, int8 KV"
     assert str(KernelMode(kernels="native", kv_cache_dtype="bf16")) == "native, bfloat16 KV"
 
 

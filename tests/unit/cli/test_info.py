@@ -115,6 +115,30 @@ def test_a_cache_that_the_kernels_do_not_have_is_one_line(cli, model_folder) -> 
     assert err.startswith("error: ") and "kv_cache_dtype=int8" in err and err.count("\n") == 1
 
 
+def test_fast_compute_takes_a_byte_for_a_weight(cli, small, model_folder) -> None:
+    models = {}
+    for compute in ("exact", "fast"):
+        options = ("--kernels", "int8", "--quant-compute", compute)
+        code, out, err = cli("info", model_folder, "--json", *options)
+        if "cannot be used" in err:
+            pytest.skip("no native library here")
+        models[compute] = json.loads(out)["model"]
+        assert (code, models[compute]["quant_compute"]) == (0, compute)
+        text = cli("info", model_folder, *options)[1]
+        assert f"kernels      int8, {compute}" in text
+        assert f"matrices {compute}: " in text and "(quant_compute)" in text
+    # A scale of four bytes for each output, where floats get one of two bytes for 32 of them.
+    sizes = {name: model["memory"]["weights_bytes"] for name, model in models.items()}
+    assert 0.9 * sizes["exact"] < sizes["fast"] < sizes["exact"]
+
+
+def test_a_compute_without_effect_is_one_line(cli, model_folder) -> None:
+    options = ("--kernels", "reference", "--quant-compute", "fast")
+    code, out, err = cli("info", model_folder, *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and "quant_compute=fast has no effect" in err
+
+
 def test_bytes_need_whole_pages(cli, model_folder) -> None:
     code, _, err = cli("info", model_folder, "--kernels", "int8", "--block-size", "8")
     if "cannot be used" in err:

@@ -7,7 +7,7 @@ import pytest
 
 from chairlift.config import EngineConfig
 from chairlift.engine.resolved_config import ResolvedConfig, resolve_config
-from chairlift.kernels.interface import KvBlockFormat
+from chairlift.kernels.interface import KvBlockFormat, QuantCompute
 from chairlift.machine import Machine
 from chairlift.models.model_config import ModelConfig
 
@@ -32,7 +32,7 @@ MACHINE = Machine(
 )
 
 
-def resolve(**asked: Any) -> ResolvedConfig:
+def resolve(decided: QuantCompute | None = None, **asked: Any) -> ResolvedConfig:
     config = EngineConfig(**asked)
     block = KvBlockFormat(
         block_size=config.block_size,
@@ -40,7 +40,15 @@ def resolve(**asked: Any) -> ResolvedConfig:
         dtype=np.dtype(np.float32),
         kv_dtype="float32",
     )
-    return resolve_config(config, MODEL, MACHINE, block=block, weights_bytes=GIB, head_bytes=0)
+    return resolve_config(
+        config,
+        MODEL,
+        MACHINE,
+        block=block,
+        weights_bytes=GIB,
+        head_bytes=0,
+        quant_compute=decided,
+    )
 
 
 def notes(**asked: Any) -> list[str]:
@@ -130,6 +138,20 @@ def test_d12_start_says_which_features_are_in_force_and_what_has_no_effect() -> 
         "KV cache",
     ):
         assert words in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "decided", "words"),
+    [
+        ("auto", "exact", "matrices exact: the file's codes and scales (default)"),
+        ("exact", "exact", "matrices exact: the file's codes and scales (quant_compute)"),
+        ("fast", "fast", "as bytes with one scale per output (quant_compute)"),
+    ],
+)
+def test_d12_start_says_how_matrices_are_multiplied(asked: Any, decided: Any, words: str) -> None:
+    first = resolve(quant_compute=asked, decided=decided).reasons[0]
+    assert words in first
+    assert "matrices" not in "".join(resolve().reasons), "floats have no choice"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray
-from chairlift.kernels.kv_dtype import FLOAT_STORAGE, KvDtype, from_stored, to_stored
+from chairlift.kernels.interface import AttentionSpec, BatchLayout, FloatArray, FloatKernels
+from chairlift.kernels.kv_dtype import from_stored, to_stored
 
 DoubleArray = NDArray[np.float64]
 AnyArray = NDArray[Any]
@@ -61,27 +61,27 @@ class PagedCase:
 
     def __init__(
         self,
+        kernels: FloatKernels,
         spec: AttentionSpec,
         context_lens: Sequence[int],
         block_size: int,
         seed: int = 0,
-        kv_dtype: KvDtype = "float32",
     ) -> None:
         rng = np.random.default_rng(seed)
-        self.spec, self.context_lens, self.block_size = spec, context_lens, block_size
+        self.kernels, self.spec = kernels, spec
+        self.context_lens, self.block_size = context_lens, block_size
         counts = [-(-length // block_size) for length in context_lens]
         num_blocks = sum(counts) + 3
         order = iter(rng.permutation(num_blocks).tolist())
         self.tables = [[next(order) for _ in range(count)] for count in counts]
         heads, dim = spec.num_kv_heads, spec.head_dim
-        dtype = FLOAT_STORAGE[kv_dtype]
-        not_a_number = to_stored(np.full(1, np.nan, np.float32), dtype)[0]
-        self.cache = np.full((num_blocks, 2, 2, block_size, heads, dim), not_a_number, dtype)
+        block = kernels.kv_block(2, heads, dim, block_size)
+        poison = to_stored(np.full(1, np.nan, np.float32), block.dtype)[0]
+        self.cache = np.full((num_blocks, *block.shape), poison, block.dtype)
 
         def numbers(count: int) -> FloatArray:
-            return from_stored(
-                to_stored(rng.standard_normal((count, heads, dim), np.float32), dtype)
-            )
+            x = rng.standard_normal((count, heads, dim), np.float32)
+            return from_stored(to_stored(x, block.dtype))
 
         self.keys = [numbers(count) for count in context_lens]
         self.values = [numbers(count) for count in context_lens]
@@ -91,13 +91,12 @@ class PagedCase:
         self.store()
 
     def store(self) -> None:
-        """Write keys and values token by token, the slow and obvious way."""
+        """Write keys and values, those of each sequence at once."""
         for table, keys, values in zip(self.tables, self.keys, self.values, strict=True):
-            for position in range(len(keys)):
-                block, offset = table[position // self.block_size], position % self.block_size
-                dtype = self.cache.dtype
-                self.cache[block, self.LAYER, 0, offset] = to_stored(keys[position], dtype)
-                self.cache[block, self.LAYER, 1, offset] = to_stored(values[position], dtype)
+            at = np.arange(len(keys))
+            blocks = np.array(table, np.int64)[at // self.block_size]
+            slots = blocks * self.block_size + at % self.block_size
+            self.kernels.store_kv(keys, values, self.cache, self.LAYER, slots)
 
     def step(self, chunks: Sequence[tuple[int, int, int]]) -> tuple[FloatArray, BatchLayout]:
         """Queries and layout of a step with chunks (sequence, first position, end position)."""

@@ -129,7 +129,7 @@ def test_prefill_chunks_and_decode_agree(
 ) -> None:
     spec = make_spec(num_heads, num_kv_heads, head_dim, window)
     length = 75
-    case = PagedCase(spec, [length, 31], block_size)
+    case = PagedCase(kernels, spec, [length, 31], block_size)
     whole = attend(kernels, case, (0, 0, length))
     decoded = np.concatenate([attend(kernels, case, (0, at, at + 1)) for at in range(length)])
     np.testing.assert_array_equal(decoded, whole)
@@ -149,7 +149,7 @@ def test_attention_in_any_batch(kernels: Kernels, data: st.DataObject) -> None:
         2 * group, 2, data.draw(st.sampled_from([16, 64])), data.draw(st.sampled_from([None, 9]))
     )
     lengths = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=5))
-    case = PagedCase(spec, lengths, data.draw(st.sampled_from([4, 16])))
+    case = PagedCase(kernels, spec, lengths, data.draw(st.sampled_from([4, 16])))
     chunks = []
     for sequence, length in enumerate(lengths):
         first = data.draw(st.integers(0, length - 1))
@@ -163,7 +163,7 @@ def test_attention_in_any_batch(kernels: Kernels, data: st.DataObject) -> None:
 def test_attention_in_a_large_batch(kernels: Kernels, num_heads: int, num_kv_heads: int) -> None:
     """Enough sequences for a backend to cut its work in another way than for a few."""
     lengths = [1 + 7 * i % 60 for i in range(40)]
-    case = PagedCase(make_spec(num_heads, num_kv_heads, 16), lengths, block_size=16)
+    case = PagedCase(kernels, make_spec(num_heads, num_kv_heads, 16), lengths, block_size=16)
     chunks = [(s, n - 1 if s % 4 else 0, n) for s, n in enumerate(lengths)]
     together = attend(kernels, case, *chunks)
     alone = np.concatenate([attend(kernels, case, chunk) for chunk in chunks])
@@ -171,16 +171,19 @@ def test_attention_in_a_large_batch(kernels: Kernels, num_heads: int, num_kv_hea
 
 
 def test_attention_on_any_number_of_threads(make_kernels: MakeKernels) -> None:
-    case = PagedCase(make_spec(6, 2, 32), [50, 1, 17, 90], block_size=16)
     chunks = [(0, 0, 50), (1, 0, 1), (2, 16, 17), (3, 40, 90)]
-    results = [attend(make_kernels(threads), case, *chunks) for threads in (1, 2, 3)]
+    results = []
+    for num_threads in (1, 2, 3):
+        kernels = make_kernels(num_threads)
+        case = PagedCase(kernels, make_spec(6, 2, 32), [50, 1, 17, 90], block_size=16)
+        results.append(attend(kernels, case, *chunks))
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
 
 
 def test_attention_in_any_blocks(kernels: Kernels) -> None:
     spec = make_spec(6, 2, 24)
-    cases = [PagedCase(spec, [61, 20], block_size) for block_size in (1, 4, 8, 16, 32)]
+    cases = [PagedCase(kernels, spec, [61, 20], block_size) for block_size in (1, 4, 8, 16, 32)]
     for case in cases[1:]:
         case.keys, case.values, case.queries = cases[0].keys, cases[0].values, cases[0].queries
         case.store()
@@ -192,7 +195,7 @@ def test_attention_in_any_blocks(kernels: Kernels) -> None:
 def test_a_whole_layer_in_a_batch_equals_it_alone(kernels: Kernels) -> None:
     spec = make_spec(6, 2, 16)
     hidden, inner = 48, 80
-    case = PagedCase(spec, [21, 40], block_size=4)
+    case = PagedCase(kernels, spec, [21, 40], block_size=4)
     attention = AttentionWeights(
         norm=random(hidden),
         qkv=kernels.prepare_linear([random(10 * 16, hidden, seed=1)], [random(160, seed=2)]),

@@ -23,7 +23,7 @@ FLOATS: tuple[KvDtype, ...] = ("float16", "bfloat16", "float32")
 HALVES: tuple[KvDtype, ...] = ("float16", "bfloat16")
 TOLERANCE = 5e-6
 
-MakeKernels = Callable[[int], ComposedKernels]
+MakeKernels = Callable[[int, KvDtype], ComposedKernels]
 
 
 def all_numbers(kv_dtype: KvDtype) -> FloatArray:
@@ -64,6 +64,11 @@ def empty_layout(num_sequences: int, new_tokens: int = 1, block_size: int = 16) 
     )
 
 
+def stored(native: NativeKernels, kv_dtype: KvDtype) -> NativeKernels:
+    """The same kernels with a cache of another type."""
+    return NativeKernels(native.num_threads, kv_dtype)
+
+
 def test_bfloat16_of_a_float_by_the_book() -> None:
     """Ties to even, by arithmetic in float64."""
     x = hard_to_round("bfloat16")
@@ -80,10 +85,32 @@ def test_not_a_number_stays_so() -> None:
         assert np.isnan(from_stored(to_stored(x, np.dtype(np.uint16)))).all()
 
 
+def read_pages(
+    cache: NDArray[Any], block_size: int, num_kv_heads: int, head_dim: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Keys and values [blocks, layers, block_size, K, D] of a native cache of floats.
+
+    Pages have as many tokens as the largest power of two up to 16 that divides the block size:
+    heads side by side, each of keys [D][tokens] and values [tokens][D padded to 16].
+    """
+    tokens = min(block_size & -block_size, 16)
+    padded = -(-head_dim // 16) * 16
+    pages = cache.reshape(*cache.shape[:2], -1, num_kv_heads, tokens * (head_dim + padded))
+    split = tokens * head_dim
+    keys = pages[..., :split].reshape(*pages.shape[:-1], head_dim, tokens)
+    values = pages[..., split:].reshape(*pages.shape[:-1], tokens, padded)[..., :head_dim]
+    shape = (*cache.shape[:2], block_size, num_kv_heads, head_dim)
+    return (
+        keys.transpose(0, 1, 2, 5, 3, 4).reshape(shape),
+        values.transpose(0, 1, 2, 4, 3, 5).reshape(shape),
+    )
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 24, 48])
 @pytest.mark.parametrize("kv_dtype", FLOATS)
 @pytest.mark.parametrize("head_dim", [64, 5])
 def test_storing_rounds_to_the_nearest(
-    native: NativeKernels, kv_dtype: KvDtype, head_dim: int
+    native: NativeKernels, kv_dtype: KvDtype, head_dim: int, block_size: int
 ) -> None:
     """Bit for bit what numpy does, at every instruction set."""
     dtype = FLOAT_STORAGE[kv_dtype]
@@ -91,16 +118,21 @@ def test_storing_rounds_to_the_nearest(
     count = len(x) // head_dim
     rows = x[: count * head_dim].reshape(count, 1, head_dim).repeat(2, axis=1)
     rows[:, 1] *= -1
-    cache = np.zeros((count, 2, 2, 4, 2, head_dim), dtype)
-    slots = np.arange(count, dtype=np.int64)[::-1].copy() * 4 + 3
+    num_blocks = -(-count // block_size)
+    block = stored(native, kv_dtype).kv_block(2, 2, head_dim, block_size)
+    cache = np.zeros((num_blocks, *block.shape), dtype)
+    slots = np.random.default_rng(0).permutation(num_blocks * block_size)[:count]
     native.store_kv(rows, rows[::-1], cache, 1, slots)
-    found = cache[::-1, 1, :, 3].copy()
-    for part, wanted in ((0, rows), (1, rows[::-1])):
+    for found, wanted in zip(
+        read_pages(cache, block_size, 2, head_dim), (rows, rows[::-1]), strict=True
+    ):
+        assert not found[:, 0].any(), "another layer was touched"
+        own = found[:, 1].reshape(-1, 2, head_dim)
         np.testing.assert_array_equal(
-            found[:, part].view(np.uint8), np.ascontiguousarray(to_stored(wanted, dtype)).view("u1")
+            np.ascontiguousarray(own[slots]).view("u1"), to_stored(wanted, dtype).copy().view("u1")
         )
-    cache[:, 1, :, 3] = 0
-    assert not cache.any(), "other slots were touched"
+        others = np.setdiff1d(np.arange(len(own)), slots)
+        assert not own[others].any(), "other slots were touched"
 
 
 @pytest.mark.parametrize("kv_dtype", HALVES)
@@ -112,7 +144,8 @@ def test_reading_is_exact(native: NativeKernels, kv_dtype: KvDtype) -> None:
     count = len(values) // (heads * dim)
     rows = values[: count * heads * dim].reshape(count, heads, dim)
     keys = np.zeros_like(rows)
-    cache = np.zeros((count, 1, 2, 16, heads, dim), FLOAT_STORAGE[kv_dtype])
+    block = stored(native, kv_dtype).kv_block(1, heads, dim, 16)
+    cache = np.zeros((count, *block.shape), block.dtype)
     layout = empty_layout(count)
     native.store_kv(keys, rows, cache, 0, layout.slot_mapping)
     result = native.paged_attention(keys, cache, 0, layout, make_spec(heads, heads, dim))
@@ -128,7 +161,7 @@ def test_keys_are_read_exactly(native: NativeKernels, kv_dtype: KvDtype) -> None
         key = from_stored(to_stored(rng.standard_normal(dim).astype(np.float32), dtype))
         rows = np.stack([key, -key, key])[:, None]
         values = np.array([1.0, 0.0, 0.0], np.float32).repeat(dim).reshape(3, 1, dim)
-        cache = np.zeros((1, 1, 2, 16, 1, dim), dtype)
+        cache = np.zeros((1, *stored(native, kv_dtype).kv_block(1, 1, dim, 16).shape), dtype)
         layout = empty_layout(1, 3)
         native.store_kv(rows, values, cache, 0, layout.slot_mapping)
         spec = make_spec(1, 1, dim)
@@ -158,7 +191,7 @@ def test_attention_over_halves(
 ) -> None:
     """Right, and the same bits as over float32 that holds the same numbers."""
     spec = make_spec(num_heads, num_kv_heads, head_dim, window)
-    case = PagedCase(spec, [1, 16, 59], block_size, kv_dtype=kv_dtype)
+    case = PagedCase(stored(native, kv_dtype), spec, [1, 16, 59, 130], block_size)
     queries, layout = case.whole_step()
     result = native.paged_attention(queries, case.cache, case.LAYER, layout, spec)
     arrays = zip(case.queries, case.keys, case.values, strict=True)
@@ -173,33 +206,69 @@ def test_attention_over_halves(
 @pytest.mark.parametrize("kv_dtype", HALVES)
 def test_reference_and_native_agree(native: NativeKernels, kv_dtype: KvDtype) -> None:
     spec = make_spec(6, 2, 24)
-    case = PagedCase(spec, [33, 7], 16, kv_dtype=kv_dtype)
-    queries, layout = case.whole_step()
-    results = [
-        kernels.paged_attention(queries, case.cache, case.LAYER, layout, spec)
-        for kernels in (native, ReferenceKernels(1))
-    ]
+    results = []
+    for kernels in (stored(native, kv_dtype), ReferenceKernels(1, kv_dtype)):
+        case = PagedCase(kernels, spec, [33, 70], 16)
+        queries, layout = case.whole_step()
+        results.append(kernels.paged_attention(queries, case.cache, case.LAYER, layout, spec))
     assert relative_error(results[0], results[1]) < TOLERANCE
 
 
 @pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize("kv_dtype", HALVES)
 def test_decode_chunks_and_prefill_agree_over_halves(
-    make_kernels: MakeKernels, kv_dtype: KvDtype, window: int | None
+    make_kernels: MakeKernels, kv_dtype: KvDtype, block_size: int, window: int | None
 ) -> None:
     spec = make_spec(6, 2, 40, window)
-    case = PagedCase(spec, [75, 31], 16, kv_dtype=kv_dtype)
+    kernels = {threads: make_kernels(threads, kv_dtype) for threads in (1, 2, 3)}
+    case = PagedCase(kernels[1], spec, [150, 31], block_size)
 
     def attend(num_threads: int, *chunks: tuple[int, int, int]) -> FloatArray:
         queries, layout = case.step(chunks)
-        kernels = make_kernels(num_threads)
-        return kernels.paged_attention(queries, case.cache, case.LAYER, layout, spec)
+        return kernels[num_threads].paged_attention(queries, case.cache, case.LAYER, layout, spec)
 
-    whole = attend(2, (0, 0, 75))
-    one_by_one = np.concatenate([attend(1, (0, at, at + 1)) for at in range(75)])
+    whole = attend(2, (0, 0, 150))
+    one_by_one = np.concatenate([attend(1, (0, at, at + 1)) for at in range(150)])
     np.testing.assert_array_equal(one_by_one, whole)
-    mixed = attend(3, (1, 0, 31), (0, 30, 75))
-    np.testing.assert_array_equal(mixed[31:], whole[30:])
+    mixed = attend(3, (1, 0, 31), (0, 60, 150))
+    np.testing.assert_array_equal(mixed[31:], whole[60:])
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 8])
+@pytest.mark.parametrize("kv_dtype", FLOATS)
+def test_a_long_context_is_split_and_merged_to_the_same_bits(
+    native: NativeKernels, kv_dtype: KvDtype, num_threads: int
+) -> None:
+    """One sequence on several threads, with its last group not full; one thread splits nothing."""
+    for window, block_size in ((None, 16), (700, 16), (None, 12)):
+        spec = make_spec(6, 2, 48, window)
+        case = PagedCase(NativeKernels(1, kv_dtype), spec, [1500], block_size)
+        queries, layout = case.step([(0, 1497, 1500)])
+        alone = case.kernels.paged_attention(queries, case.cache, case.LAYER, layout, spec)
+        several = NativeKernels(num_threads, kv_dtype)
+        shared = several.paged_attention(queries, case.cache, case.LAYER, layout, spec)
+        np.testing.assert_array_equal(shared, alone)
+        exact = exact_attention(spec, case.queries[0], case.keys[0], case.values[0])
+        assert relative_error(alone, exact[1497:]) < TOLERANCE
+
+
+@pytest.mark.parametrize("kv_dtype", HALVES)
+def test_what_is_no_number_stays_out_of_rows_that_do_not_see_it(
+    native: NativeKernels, kv_dtype: KvDtype
+) -> None:
+    """An overflow in a later token of the same page, or in another sequence's."""
+    spec = make_spec(6, 2, 32)
+    case = PagedCase(stored(native, kv_dtype), spec, [40, 90], 16)
+    queries, layout = case.whole_step()
+    clean = native.paged_attention(queries, case.cache, case.LAYER, layout, spec)
+    case.values[0][20] = case.keys[0][20] = np.inf
+    case.values[1][70] = np.nan
+    case.store()
+    result = native.paged_attention(queries, case.cache, case.LAYER, layout, spec)
+    np.testing.assert_array_equal(result[:20], clean[:20])
+    np.testing.assert_array_equal(result[40:110], clean[40:110])
+    assert not np.isfinite(result[20:40]).all() and not np.isfinite(result[110:]).any()
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -218,7 +287,8 @@ def test_projections_to_queries_and_cache(
     norms = [rng.standard_normal(dim, np.float32) for _ in range(2)]
     inv_freq = [0.5**i for i in range(rope_dim // 2)]
     rope = native.rope_table(inv_freq, max_position=16, scaling=1.0)
-    cache = np.zeros((5, 2, 2, block_size, kv_heads, dim), dtype)
+    block = stored(native, kv_dtype).kv_block(2, kv_heads, dim, block_size)
+    cache = np.zeros((5, *block.shape), dtype)
     queries = np.empty((35, heads, dim), np.float32)
     task = QkvToCacheTask(
         struct_size=ctypes.sizeof(QkvToCacheTask),
@@ -253,21 +323,24 @@ def test_projections_to_queries_and_cache(
     query = oracle.rotate_heads(query, rope, layout, interleaved)
     key = oracle.rotate_heads(key, rope, layout, interleaved)
     np.testing.assert_array_equal(queries, query)
-    stored: list[NDArray[Any]] = [to_stored(x, dtype).reshape(5, 7, -1) for x in (key, value)]
-    np.testing.assert_array_equal(cache[:, 1, :, :7].reshape(5, 2, 7, -1), np.stack(stored, axis=1))
-    assert not cache[:, 0].any() and not cache[:, 1, :, 7:].any()
+    for found, wanted in zip(
+        read_pages(cache, block_size, kv_heads, dim), (key, value), strict=True
+    ):
+        own = found[:, 1, :7].reshape(35, kv_heads, dim)
+        np.testing.assert_array_equal(own, to_stored(wanted, dtype))
+        assert not found[:, 0].any() and not found[:, 1, 7:].any()
 
 
 def test_storing_refuses_what_does_not_fit(native: NativeKernels) -> None:
     rows = np.zeros((3, 2, 8), np.float32)
-    cache = np.zeros((2, 1, 2, 4, 2, 8), np.float16)
+    cache = np.zeros((2, *NativeKernels(1, "float16").kv_block(1, 2, 8, 4).shape), np.float16)
     slots = np.arange(3, dtype=np.int64)
     bad: list[tuple[Any, Any, Any, int, Any, str]] = [
         (rows.astype(np.float64), rows, cache, 0, slots, "key must be float32"),
         (rows, rows[:2], cache, 0, slots, "value must be float32"),
         (rows[:, :, ::-1], rows, cache, 0, slots, "key must have dense heads"),
-        (rows, rows, cache[..., :4], 0, slots, "does not fit 2 heads of 8"),
-        (rows, rows, cache[:, :, :, ::-1], 0, slots, "kv_cache must have dense pieces"),
+        (rows, rows, cache[..., :-4], 0, slots, "does not fit 2 heads of 8"),
+        (rows, rows, cache[:, :, ::-1], 0, slots, "kv_cache must have dense pieces"),
         (rows, rows, cache.astype(np.int8), 0, slots, "float32, float16 or bfloat16, not int8"),
         (rows, rows, cache, 1, slots, "layer 1 is not one of the cache's 1"),
         (rows, rows, cache, 0, slots[:2], "slot_mapping must have shape"),
@@ -290,6 +363,7 @@ def test_an_unknown_type_of_cache(native: NativeKernels) -> None:
 def test_pieces_are_as_large_as_their_numbers(
     native: NativeKernels, kv_dtype: KvDtype, size: int
 ) -> None:
-    functions = native.library.functions
-    found = functions.chairlift_kv_piece_bytes(KV_TYPES[kv_dtype], 5, 3, 40)
-    assert found == 2 * 5 * 3 * 40 * size
+    """And as little more as padding values to whole vectors takes."""
+    kernels = stored(native, kv_dtype)
+    assert kernels.kv_block(7, 3, 64, 16).token_bytes == 7 * 2 * 3 * 64 * size
+    assert kernels.kv_block(7, 3, 40, 5).num_bytes == 5 * 7 * 3 * (40 + 48) * size

@@ -129,7 +129,8 @@ def test_store_kv_writes_its_slots_and_nothing_else(reference: ReferenceKernels)
 def test_paged_attention(
     reference: ReferenceKernels, num_heads: int, num_kv_heads: int, window: int | None
 ) -> None:
-    case = PagedCase(make_spec(num_heads, num_kv_heads, 16, window), [1, 5, 33], block_size=4)
+    spec = make_spec(num_heads, num_kv_heads, 16, window)
+    case = PagedCase(reference, spec, [1, 5, 33], block_size=4)
     queries, layout = case.whole_step()
     result = reference.paged_attention(queries, case.cache, case.LAYER, layout, case.spec)
     exact = np.concatenate(

@@ -97,3 +97,35 @@ def test_an_unknown_type_of_cache_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=wanted) as error:
         create_kernels("int8", 1, kv_cache_dtype="fp8")
     assert error.value.field == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "asked", "compute"),
+    [
+        ("int8", "auto", "exact"),
+        ("int8", "exact", "exact"),
+        ("int8", "fast", "fast"),
+        ("native", "auto", None),
+        ("auto", "auto", None),
+        ("reference", "auto", None),
+    ],
+)
+def test_how_quantised_matrices_are_multiplied(
+    library: NativeLibrary, kernels: str, asked: str, compute: str | None
+) -> None:
+    assert create_kernels(kernels, 1, quant_compute=asked).quant_compute == compute
+
+
+@pytest.mark.parametrize("kernels", ["native", "auto", "reference"])
+@pytest.mark.parametrize("asked", ["exact", "fast"])
+def test_kernels_on_floats_have_no_choice(kernels: str, asked: str) -> None:
+    wanted = f"quant_compute={asked} has no effect on kernels={kernels}: .*set kernels to int8"
+    with pytest.raises(ConfigError, match=wanted) as error:
+        create_kernels(kernels, 1, quant_compute=asked)
+    assert error.value.field == "quant_compute"
+
+
+def test_an_unknown_way_to_multiply_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="must be one of auto, exact, fast") as error:
+        create_kernels("int8", 1, quant_compute="faster")
+    assert error.value.field == "quant_compute"

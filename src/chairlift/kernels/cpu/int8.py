@@ -18,10 +18,10 @@ import numpy as np
 from chairlift.errors import ConfigError
 from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.candidates import CandidateQuery, Candidates
-from chairlift.kernels.composition import float_kv_block
 from chairlift.kernels.cpu.array_checks import check_array
 from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
 from chairlift.kernels.cpu.candidates import call_with_query
+from chairlift.kernels.cpu.float_pages import float_page_block
 from chairlift.kernels.cpu.layer_blocks import LayerBlocks
 from chairlift.kernels.cpu.library import load_library
 from chairlift.kernels.cpu.linear_q8 import (
@@ -111,7 +111,9 @@ class Int8Kernels(Kernels):
                 field="kernels",
             )
         if self.kv_dtype != "int8":
-            return float_kv_block(num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype)
+            return float_page_block(
+                self.library, num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype
+            )
         page = self._pages.piece_bytes(num_kv_heads, head_dim)
         if block_size % PAGE_TOKENS:
             raise ConfigError(

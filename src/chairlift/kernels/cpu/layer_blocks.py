@@ -19,10 +19,10 @@ from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.cpu.array_checks import check_array
 from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
 from chairlift.kernels.cpu.block_tasks import AttentionBlockTask, BlockTask, MlpBlockTask
+from chairlift.kernels.cpu.float_pages import block_size_of
 from chairlift.kernels.cpu.kv_tasks import KV_TYPES, AttentionTask, QkvToCacheTask
 from chairlift.kernels.cpu.library import NativeLibrary
 from chairlift.kernels.cpu.linear_q8 import as_quantised, check_floats, pointer
-from chairlift.kernels.cpu.ops import check_cache
 from chairlift.kernels.interface import (
     AttentionSpec,
     AttentionWeights,
@@ -237,8 +237,7 @@ class LayerBlocks:
             check_pages(kv_cache, page)
             block_size = kv_cache.shape[2] // page * self._pages.block_size
         else:
-            check_cache(kv_cache, 0, spec.num_kv_heads, spec.head_dim)
-            block_size = kv_cache.shape[3]
+            block_size = block_size_of(kv_cache, 0, spec.num_kv_heads, spec.head_dim)
         # Both structures have fields of these names.
         shared = {
             "block_stride": kv_cache.strides[0],

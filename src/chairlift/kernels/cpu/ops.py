@@ -18,6 +18,7 @@ from chairlift.kernels.aligned import aligned_empty
 from chairlift.kernels.candidates import CandidateQuery, Candidates
 from chairlift.kernels.cpu.array_checks import check_array
 from chairlift.kernels.cpu.candidates import call_with_query
+from chairlift.kernels.cpu.float_pages import block_size_of, float_page_block
 from chairlift.kernels.cpu.kv_tasks import KV_TYPES, AttentionTask, KvToCacheTask
 from chairlift.kernels.cpu.library import load_library
 from chairlift.kernels.interface import (
@@ -26,6 +27,7 @@ from chairlift.kernels.interface import (
     FloatArray,
     IntArray,
     KvArray,
+    KvBlockFormat,
     Linear,
     Matrix,
 )
@@ -67,6 +69,14 @@ class NativeKernels(ReferenceKernels):
     def pool(self) -> ctypes.c_void_p:
         """The threads, for other ops of the same library: they live as long as this handle."""
         return self._pool
+
+    def kv_block(
+        self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
+    ) -> KvBlockFormat:
+        """[num_layers, numbers of a piece], in pages that only the library can read."""
+        return float_page_block(
+            self.library, num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype
+        )
 
     def prepare_linear(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
@@ -144,7 +154,7 @@ class NativeKernels(ReferenceKernels):
         slot_mapping: NDArray[np.int64],
     ) -> None:
         """Write [T, K, D] keys and values, whose heads are dense, to their slots."""
-        check_cache(kv_cache, layer, *key.shape[1:])
+        block_size = block_size_of(kv_cache, layer, *key.shape[1:])
         for name, rows in (("key", key), ("value", value)):
             check_rows(name, rows, key.shape)
         check_array("slot_mapping", slot_mapping, np.int64, (len(key),))
@@ -159,7 +169,7 @@ class NativeKernels(ReferenceKernels):
             block_stride=kv_cache.strides[0],
             num_blocks=len(kv_cache),
             num_tokens=len(key),
-            block_size=kv_cache.shape[3],
+            block_size=block_size,
             num_kv_heads=key.shape[1],
             head_dim=key.shape[2],
             kv_type=KV_TYPES[kv_dtype_of(kv_cache)],
@@ -176,7 +186,7 @@ class NativeKernels(ReferenceKernels):
     ) -> FloatArray:
         """Causal attention of [T, N, D] queries over the stored context; [T, N, D]."""
         check_array("query", query, np.float32, (None, spec.num_heads, spec.head_dim))
-        check_cache(kv_cache, layer, spec.num_kv_heads, spec.head_dim)
+        block_size = block_size_of(kv_cache, layer, spec.num_kv_heads, spec.head_dim)
         check_layout(batch, len(query))
         result = np.empty_like(query)
         task = AttentionTask(
@@ -192,7 +202,7 @@ class NativeKernels(ReferenceKernels):
             num_tokens=len(query),
             num_sequences=len(batch.context_lens),
             max_blocks=batch.block_tables.shape[1],
-            block_size=kv_cache.shape[3],
+            block_size=block_size,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -212,22 +222,6 @@ def check_rows(name: str, rows: FloatArray, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must be float32 {shape}, not {rows.dtype} {rows.shape}")
     if not rows[:1].flags.c_contiguous or rows.strides[0] % 4:
         raise ValueError(f"{name} must have dense heads")
-
-
-def check_cache(kv_cache: KvArray, layer: int, num_kv_heads: int, head_dim: int) -> None:
-    """Raise ValueError unless the cache holds such heads as floats, in dense pieces."""
-    kv_dtype_of(kv_cache)
-    if kv_cache.ndim != 6:
-        raise ValueError(f"kv_cache must have 6 axes, not {kv_cache.shape}")
-    _, num_layers, two, _, *heads = kv_cache.shape
-    if two != 2 or heads != [num_kv_heads, head_dim]:
-        raise ValueError(
-            f"kv_cache {kv_cache.shape} does not fit {num_kv_heads} heads of {head_dim}"
-        )
-    if not 0 <= layer < num_layers:
-        raise ValueError(f"layer {layer} is not one of the cache's {num_layers}")
-    if not kv_cache[:1, :1].flags.c_contiguous:
-        raise ValueError("kv_cache must have dense pieces")
 
 
 def check_layout(batch: BatchLayout, num_tokens: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference_int8, reference_kv_int8
@@ -21,8 +22,11 @@ from chairlift.kernels.interface import (
     BatchLayout,
     FloatArray,
     IntArray,
+    Kernels,
     KvArray,
+    Matrix,
     MlpWeights,
+    QuantCompute,
 )
 from chairlift.kernels.kv_dtype import KvDtype
 from chairlift.kernels.reference import ReferenceKernels
@@ -56,27 +60,40 @@ def int8(isa: str) -> Int8Kernels:
 
 
 KV_DTYPES: tuple[KvDtype, ...] = ("int8", "float16", "bfloat16", "float32")
+MODES: list[tuple[KvDtype, QuantCompute]] = [
+    *((kv_dtype, "exact") for kv_dtype in KV_DTYPES),
+    ("int8", "fast"),
+    ("float16", "fast"),
+]
 
 
-@pytest.fixture(params=KV_DTYPES)
+@pytest.fixture(params=MODES, ids="-".join)
 def any_int8(isa: str, request: pytest.FixtureRequest) -> Int8Kernels:
-    """The same with each type of cache."""
-    return Int8Kernels(2, request.param)
+    """The same with each type of cache, exact and fast."""
+    return Int8Kernels(2, *request.param)
 
 
 class Layer:
     """A layer's weights as a file has them, and prepared; queries of 6 heads over 2, of 32."""
 
-    def __init__(self, kernels: Int8Kernels, *, qk_norm: bool = True, dim: int = 32) -> None:
+    def __init__(
+        self,
+        kernels: Int8Kernels,
+        *,
+        qk_norm: bool = True,
+        dim: int = 32,
+        hidden: int = HIDDEN,
+        inner: int = INNER,
+    ) -> None:
         self.kernels, self.spec = kernels, make_spec(6, 2, dim)
-        sizes = [(6 * dim, HIDDEN), (2 * dim, HIDDEN), (2 * dim, HIDDEN)]
+        sizes = [(6 * dim, hidden), (2 * dim, hidden), (2 * dim, hidden)]
         self.qkv = [quantise_matrix(random(*size, seed=i)) for i, size in enumerate(sizes)]
         self.bias = random(6 * dim, seed=3)
-        self.output = quantise_matrix(random(HIDDEN, 6 * dim, seed=4))
-        self.gate_up = [quantise_matrix(random(INNER, HIDDEN, seed=seed)) for seed in (5, 6)]
-        self.gate_bias = random(INNER, seed=7)
-        self.down = quantise_matrix(random(HIDDEN, INNER, seed=8))
-        self.norm = random(HIDDEN, seed=9)
+        self.output = quantise_matrix(random(hidden, 6 * dim, seed=4))
+        self.gate_up = [quantise_matrix(random(inner, hidden, seed=seed)) for seed in (5, 6)]
+        self.gate_bias = random(inner, seed=7)
+        self.down = quantise_matrix(random(hidden, inner, seed=8))
+        self.norm = random(hidden, seed=9)
         self.q_norm = random(dim, seed=10) if qk_norm else None
         self.k_norm = random(dim, seed=11) if qk_norm else None
         self.attention = AttentionWeights(
@@ -94,9 +111,15 @@ class Layer:
         inv_freq = [0.5**i for i in range(dim // 2)]
         self.rope = kernels.rope_table(inv_freq, max_position=128, scaling=1.0)
 
-    def new_cache(self, num_blocks: int = 12) -> KvArray:
-        block = self.kernels.kv_block(2, 2, self.spec.head_dim, BLOCK_SIZE)
+    def new_cache(self, num_blocks: int = 12, kernels: Kernels | None = None) -> KvArray:
+        block = (kernels or self.kernels).kv_block(2, 2, self.spec.head_dim, BLOCK_SIZE)
         return np.zeros((num_blocks, *block.shape), block.dtype)
+
+    def new_oracle_cache(self) -> KvArray:
+        """As the oracles cut it: floats in another way than the library."""
+        kv_dtype = self.kernels.kv_dtype
+        is_bytes = kv_dtype == "int8"
+        return self.new_cache(kernels=None if is_bytes else ReferenceKernels(1, kv_dtype))
 
     def attend(self, x: FloatArray, cache: KvArray, layout: BatchLayout) -> FloatArray:
         return self.kernels.attention_block(
@@ -106,13 +129,33 @@ class Layer:
     def expected_attention(self, x: FloatArray, cache: KvArray, layout: BatchLayout) -> FloatArray:
         """x + the oracles one after the other, over a cache of their own."""
         matrix, bias = stack_grouped(self.qkv, [self.bias, None, None])
-        joint = reference_int8.linear_q8(norm_of(x, self.norm), matrix, bias).astype(np.float32)
+        joint = self._linear(norm_of(x, self.norm), matrix, bias).astype(np.float32)
         if self.kernels.kv_dtype == "int8":
             attended = self._attend_bytes(joint, cache, layout)
         else:
             attended = self._attend_floats(joint, cache, layout)
-        result = reference_int8.linear_q8(attended.reshape(len(x), -1), self.output, residual=x)
+        result = self._linear(attended.reshape(len(x), -1), self.output, residual=x)
         return result.astype(np.float32)
+
+    def expected_mlp(self, x: FloatArray) -> FloatArray:
+        matrix, bias = stack_grouped(self.gate_up, [self.gate_bias, None])
+        joint = self._linear(norm_of(x, self.norm), matrix, bias)
+        gate, up = np.split(joint, 2, axis=1)
+        gated = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
+        return self._linear(gated, self.down, residual=x).astype(np.float32)
+
+    def _linear(
+        self,
+        x: FloatArray,
+        matrix: GroupedWeights,
+        bias: FloatArray | None = None,
+        residual: FloatArray | None = None,
+    ) -> NDArray[np.float64]:
+        if self.kernels.quant_compute == "exact":
+            return reference_int8.linear_q8(x, matrix, bias, residual)
+        matrix = reference_int8.requantise_per_channel(matrix)
+        group_size = 32 if x.shape[1] % 64 else 64
+        return reference_int8.linear_q8(x, matrix, bias, residual, group_size)
 
     def _attend_bytes(self, joint: FloatArray, cache: KvArray, layout: BatchLayout) -> FloatArray:
         at, norms = (1, layout, self.spec, BLOCK_SIZE), (self.q_norm, self.k_norm)
@@ -137,7 +180,7 @@ def test_attention_block_is_the_oracles_one_after_the_other(
     any_int8: Int8Kernels, qk_norm: bool, dim: int
 ) -> None:
     layer = Layer(any_int8, qk_norm=qk_norm, dim=dim)
-    cache, own = layer.new_cache(), layer.new_cache()
+    cache, own = layer.new_cache(), layer.new_oracle_cache()
     tables = [[3, 0, 7], [5, 1]]
     steps: list[list[Chunk]] = [[(30, 30), (9, 9)], [(1, 31), (12, 21)]]
     for seed, chunks in enumerate(steps):
@@ -152,14 +195,40 @@ def test_attention_block_is_the_oracles_one_after_the_other(
     assert not cache[[2, 4, 6, 8, 9, 10, 11]].any(), "blocks of nobody were touched"
 
 
-def test_mlp_block_is_the_oracles_one_after_the_other(int8: Int8Kernels) -> None:
-    layer, x = Layer(int8), random(37, HIDDEN, seed=1)
-    matrix, bias = stack_grouped(layer.gate_up, [layer.gate_bias, None])
-    joint = reference_int8.linear_q8(norm_of(x, layer.norm), matrix, bias)
-    gate, up = joint[:, :INNER], joint[:, INNER:]
-    gated = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
-    expected = reference_int8.linear_q8(gated, layer.down, residual=x)
-    assert relative_error(int8.mlp_block(x, layer.mlp, EPS), expected) < TOLERANCE
+@pytest.mark.parametrize("compute", ["exact", "fast"])
+@pytest.mark.parametrize(("hidden", "inner"), [(80, 48), (128, 64), (64, 192), (192, 80)])
+def test_mlp_block_is_the_oracles_one_after_the_other(
+    isa: str, compute: QuantCompute, hidden: int, inner: int
+) -> None:
+    """Rows that whole groups of 64 fill, and others."""
+    layer = Layer(Int8Kernels(2, quant_compute=compute), hidden=hidden, inner=inner)
+    x = random(37, hidden, seed=1)
+    result = layer.kernels.mlp_block(x, layer.mlp, EPS)
+    assert relative_error(result, layer.expected_mlp(x)) < TOLERANCE
+
+
+def test_attention_block_on_whole_groups_of_activations(isa: str) -> None:
+    layer = Layer(Int8Kernels(2, "float32", "fast"), hidden=128)
+    layout = make_layout([(30, 30)], [[3, 0]], BLOCK_SIZE)
+    x = random(30, 128, seed=1)
+    result = layer.attend(x, layer.new_cache(), layout)
+    expected = layer.expected_attention(x, layer.new_oracle_cache(), layout)
+    assert relative_error(result, expected) < TOLERANCE
+
+
+def test_fast_compute_leaves_head_and_table_as_they_are(isa: str) -> None:
+    table = quantise_matrix(random(99, 128, seed=1))
+    exact, fast = Int8Kernels(1), Int8Kernels(1, quant_compute="fast")
+    heads = [kernels.prepare_head(table, None) for kernels in (exact, fast)]
+    np.testing.assert_array_equal(heads[0].packed, heads[1].packed)
+    assert fast.prepare_table(table, heads[1]) is heads[1]
+    x, norm = random(5, 128, seed=2), random(128, seed=3)
+    logits = [
+        k.logits(x, norm, EPS, head, rows(5)) for k, head in zip((exact, fast), heads, strict=True)
+    ]
+    np.testing.assert_array_equal(logits[0], logits[1])
+    in_layer = fast.prepare_linear([table], [None])
+    assert in_layer.packed.shape != heads[1].packed.shape
 
 
 @pytest.mark.parametrize("width", [32, 50, 576])
@@ -168,7 +237,7 @@ def test_the_head_reads_only_the_rows_asked_for(int8: Int8Kernels, width: int) -
     x = 100 * random(10, width, seed=3)
     chosen = np.array([7, 2, 9], np.int32)
     x[[0, 1, 3, 4, 5, 6, 8]] = np.nan
-    head = int8.prepare_linear([table], [None])
+    head = int8.prepare_head(table, None)
     expected = reference_int8.linear_q8(norm_of(x[chosen], norm), table)
     result = int8.logits(x, norm, EPS, head, chosen)
     assert result.shape == (3, 99)
@@ -189,6 +258,11 @@ def weights_of(form: GroupForm, out_features: int, in_features: int) -> GroupedW
         bits=form.bits,
         group_size=form.group_size,
     )
+
+
+def matrix_bytes(matrix: Matrix) -> int:
+    """Of the codes, or of the floats."""
+    return matrix.codes.nbytes if isinstance(matrix, GroupedWeights) else matrix.nbytes
 
 
 FORMS = [
@@ -216,7 +290,7 @@ def test_rows_of_a_packed_table_are_those_that_were_packed(
 def test_a_tied_table_is_the_head(library: object) -> None:
     kernels = Int8Kernels(1)
     table = quantise_matrix(random(50, 64, seed=1))
-    head = kernels.prepare_linear([table], [None])
+    head = kernels.prepare_head(table, None)
     assert kernels.prepare_table(table, head) is head
 
 
@@ -236,7 +310,29 @@ def test_planned_bytes_are_those_of_the_packed_form(
     kernels = Int8Kernels(1)
     packed = kernels.prepare_linear([weights_of(form, *shape)], [None]).num_bytes
     header_and_padding = 64 + 64 * 3
-    assert 0 <= packed - kernels.matrix_bytes(*shape, form) <= header_and_padding
+    planned = kernels.matrix_bytes(*shape, form, in_layer=True)
+    assert 0 <= packed - planned <= header_and_padding
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[-1], None], ids=str)
+@pytest.mark.parametrize("shape", [(96, 576), (100, 64), (50, 80), (48, 70)])
+def test_planned_bytes_of_fast_compute(
+    library: object, form: GroupForm | None, shape: tuple[int, int]
+) -> None:
+    kernels = Int8Kernels(1, quant_compute="fast")
+    matrix = random(*shape, seed=1) if form is None else weights_of(form, *shape)
+    packed = kernels.prepare_linear([matrix], [None]).num_bytes
+    planned = kernels.matrix_bytes(*shape, form, in_layer=True)
+    assert 0 <= packed - planned <= 64 + 64 * 3
+    head = kernels.prepare_head(matrix, None).num_bytes
+    exact = Int8Kernels(1).matrix_bytes(*shape, form, in_layer=True)
+    assert kernels.matrix_bytes(*shape, form, in_layer=False) == exact
+    assert 0 <= head - exact <= 64 + 64 * 3
+    for in_layer in (True, False):
+        preparing = kernels.preparing_bytes(*shape, form, in_layer=in_layer)
+        assert preparing > kernels.matrix_bytes(*shape, form, in_layer=in_layer) + matrix_bytes(
+            matrix
+        )
 
 
 @pytest.mark.parametrize(
@@ -248,15 +344,16 @@ def test_planned_bytes_of_a_stack_of_different_types(
     kernels = Int8Kernels(1)
     parts = [weights_of(form, 96, 64) for form in forms]
     packed = kernels.prepare_linear(parts, [None] * len(parts)).num_bytes
-    planned = kernels.matrix_bytes(96 * len(parts), 64, stacked_form(forms))
+    planned = kernels.matrix_bytes(96 * len(parts), 64, stacked_form(forms), in_layer=True)
     assert 0 <= packed - planned <= 64 + 64 * len(parts) * 2
 
 
 def test_planned_bytes_of_floats(library: object) -> None:
     kernels = Int8Kernels(1)
     packed = kernels.prepare_linear([random(100, 96, seed=1)], [None]).num_bytes
-    planned = kernels.matrix_bytes(100, 96, None)
-    assert planned == kernels.matrix_bytes(100, 96, QUANTISED_FLOATS) == 112 * 3 * 34
+    planned = kernels.matrix_bytes(100, 96, None, in_layer=True)
+    as_bytes = kernels.matrix_bytes(100, 96, QUANTISED_FLOATS, in_layer=True)
+    assert planned == as_bytes == 112 * 3 * 34
     assert 0 <= packed - planned <= 256
 
 
@@ -290,7 +387,7 @@ def test_a_layer_in_a_batch_equals_it_alone(any_int8: Int8Kernels) -> None:
     """Bit for bit: together, alone, token by token, and in chunks that end anywhere."""
     int8 = any_int8
     layer = Layer(int8)
-    head = int8.prepare_linear([random(99, HIDDEN, seed=30)], [None])
+    head = int8.prepare_head(random(99, HIDDEN, seed=30), None)
     inputs = [random(21, HIDDEN, seed=31), random(70, HIDDEN, seed=32)]
     tables = [[4, 2], [0, 9, 3, 7, 1]]
     cache = layer.new_cache()
