@@ -1,9 +1,9 @@
 """Steps of the engine's model on each kind of kernels: decode at several batch sizes, prefill, and
 where a step's time goes.
 
-    python benchmarks/engine_steps.py [--model smollm2] [--kernels native int8 int8/float16]
+    python benchmarks/engine_steps.py [--model smollm2] [--kernels native int8 int8/float16/fast]
 
-Behind a slash stands what keys and values are stored as.  Kinds of kernels take turns, and the best
+Behind slashes stand kv_cache_dtype and quant_compute.  Kinds of kernels take turns, and the best
 of a few rounds counts: other processes only add time.  Single kernels are the subject of `chairlift
 bench kernels`, whole runs that of `bench throughput`.
 """
@@ -93,7 +93,8 @@ def best(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
 
 def options_of(kind: str) -> dict[str, Any]:
     """Engine options from a text such as "int8/float16"."""
-    return dict(zip(("kernels", "kv_cache_dtype"), kind.split("/"), strict=False))
+    names = ("kernels", "kv_cache_dtype", "quant_compute")
+    return dict(zip(names, kind.split("/"), strict=False))
 
 
 def fill(blocks: KvArray) -> None:
