@@ -22,7 +22,7 @@ class Gate:
 
     def step(self) -> list[RequestOutput]:
         if not self._is_open:
-            assert self._permits.acquire(timeout=30), "the test has let no further step pass"
+            assert self._permits.acquire(timeout=120), "the test has let no further step pass"
         self.num_steps += 1
         if self.fault is not None:
             raise self.fault

@@ -144,7 +144,12 @@ def test_b1_logits_of_the_largest_batch_are_inside_the_memory_plan(large_vocabul
 def test_b1_logits_of_the_largest_batch_are_inside_the_memory_plan_of_the_default_model(
     default_model_path: Path,
 ) -> None:
-    engine = {"kv_cache_memory": "128MiB", "max_num_seqs": 64, "max_num_batched_tokens": 512}
+    engine = {
+        "kv_cache_memory": "128MiB",
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 512,
+        "kernels": "native",  # with their weights a plan that is too careful would show
+    }
     measured = measure(default_model_path, engine, largest_batch(64, prompt=8))
     assert measured["num_finished"] == 64
     check_plan(measured, logits_bytes=LOGIT_ROWS * 4 * 49_152)

@@ -67,6 +67,7 @@ def test_fault_in_a_stream_is_an_event(serve: Any) -> None:
         thread.start()
         gate.let(3)
         until(lambda: gate.num_steps == 3)
+        time.sleep(0.5)  # the first events are on their way: from here on it is a stream
         failing_steps(server.engine, 1)
         gate.open()
         thread.join()
@@ -81,12 +82,11 @@ def test_logits_that_are_no_numbers_end_that_request_only(serve: Any) -> None:
         sampler = server.engine.model.runner._sampler
         sample = sampler.sample
 
-        def poisoned(logits: Any, states: Any) -> Any:
-            logits = logits.copy()
-            for row, state in enumerate(states):
+        def poisoned(head: Any, states: Any) -> Any:
+            for row, state in zip(head.rows, states, strict=True):
                 if state.params.max_tokens == 7:
-                    logits[row] = np.nan
-            return sample(logits, states)
+                    head.hidden[row] = np.nan
+            return sample(head, states)
 
         sampler.sample = poisoned
         with ThreadPoolExecutor(2) as pool:

@@ -141,11 +141,17 @@ async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -
                 if num_bytes > max_bytes:
                     raise too_large(max_bytes)
                 num_values += part.count(b",") + part.count(b"[") + part.count(b"{")
-                if num_values > MAX_VALUES:
-                    raise bad_request(f"the body has more than {MAX_VALUES} members")
-                take(len(part))
-                parts.append(part)
+                is_refused = num_values > MAX_VALUES
+                if (
+                    is_refused
+                ):  # read to the end all the same: a sender that is cut off sees no answer
+                    parts.clear()
+                else:
+                    take(len(part))
+                    parts.append(part)
                 if not message.get("more_body", False):
+                    if is_refused:
+                        raise bad_request(f"the body has more than {MAX_VALUES} members")
                     return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
         raise too_slow("the body did not arrive in time") from None

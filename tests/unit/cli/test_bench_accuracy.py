@@ -41,7 +41,7 @@ def test_a_cache_of_another_type_is_another_mode(accuracy) -> None:
     options = ("--kernels", "native", "--kv-cache-dtype", "bf16", "--windows", "1")
     code, out, _ = accuracy(*options)
     assert code == 0 and "native, bfloat16 KV: passed" in out
-    assert "native, float32 KV" in out and "at least 97.0%" in out
+    assert "native, float32 KV" in out and "at least 95.0%" in out
 
 
 def test_every_mode_of_some_kernels_at_once(accuracy, tmp_path: Path) -> None:
