@@ -81,7 +81,9 @@ void measure_floats(double* rates) {
   const std::vector<float> packed = make_floats(kColumns * kFloatDepth);
   std::vector<float> out(static_cast<size_t>(kRows * kColumns));
   const LinearTask task = {x.data(), packed.data(), nullptr, out.data(), kFloatDepth, kColumns};
-  const auto call = [&](const FloatLevel& level) { level.kernels->linear(task, {0, kRows, 0, 1, nullptr}); };
+  const auto call = [&](const FloatLevel& level) {
+    level.kernels->linear(task, {0, kRows, 0, 1, nullptr});
+  };
   measure_turns(float_levels(), kRows * kColumns * kFloatDepth, call, rates);
 }
 
