@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "dispatch.h"
 
 namespace chairlift {
@@ -20,18 +21,42 @@ constexpr int64_t kPanelsPerItem = 2;    // of a single row: one pass of the ker
 constexpr int64_t kQueriesPerTile = 64;  // rows of a tile times query heads
 constexpr int64_t kTilesPerThread = 4;   // enough to share out evenly
 constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kFloatBytes = 4;
 
 thread_local std::string last_error;
 
+int32_t check_matrix(int64_t out_features, int64_t in_features) {
+  if (out_features < 1 || in_features < 1) return invalid("linear: a size is below 1");
+  if (!fit_memory({out_features, kPanelWidth, in_features, kFloatBytes})) {
+    return invalid("linear: a size is out of range");
+  }
+  return CHAIRLIFT_OK;
+}
+
 int32_t check_attention(const chairlift_attention& task) {
-  if (!task.query || !task.out || !task.kv_cache || !task.query_start || !task.context_lens ||
-      !task.block_tables || !task.positions) {
+  if (any_null(task.query, task.out, task.kv_cache, task.query_start, task.context_lens,
+               task.block_tables, task.positions)) {
     return invalid("attention: a pointer is null");
+  }
+  if (!all_aligned(task.query, task.out, task.kv_cache, task.query_start, task.context_lens,
+                   task.block_tables, task.positions)) {
+    return invalid("attention: a pointer is not aligned");
   }
   if (task.num_tokens < 0 || task.num_sequences < 0 || task.max_blocks < 0 || task.block_size < 1 ||
       task.head_dim < 1 || task.num_kv_heads < 1 || task.num_heads < 1 ||
-      task.num_heads % task.num_kv_heads != 0 || task.sliding_window < 0) {
+      task.num_heads % task.num_kv_heads != 0 || task.sliding_window < 0 ||
+      !fit_memory({task.num_tokens, task.num_heads, task.head_dim, kFloatBytes}) ||
+      !fit_memory({task.num_sequences, task.max_blocks, kFloatBytes}) ||
+      !fit_memory({task.max_blocks, task.block_size})) {
     return invalid("attention: a size is out of range");
+  }
+  if (!fit_memory({task.num_blocks, task.block_stride, kFloatBytes}) ||
+      !fit_memory({task.block_size, task.token_stride, kFloatBytes}) ||
+      !fit_memory({task.value_offset, kFloatBytes})) {
+    return invalid("attention: the cache is of an impossible size");
+  }
+  if (!covers(task.query_start, task.num_sequences, task.num_tokens)) {
+    return invalid("attention: query_start is not a rising list from 0 to num_tokens");
   }
   return CHAIRLIFT_OK;
 }
@@ -42,7 +67,7 @@ int32_t check_sequence(const chairlift_attention& task, int64_t sequence) {
   const int64_t first = task.query_start[sequence], last = task.query_start[sequence + 1];
   const int64_t context_len = task.context_lens[sequence];
   if (first < 0 || last < first || last > task.num_tokens) {
-    return invalid(which + ": query_start is not a rising list that ends at num_tokens");
+    return invalid(which + ": query_start is not a rising list from 0 to num_tokens");
   }
   const int64_t first_position = context_len - (last - first);
   if (first_position < 0) return invalid(which + " has more new tokens than its context");
@@ -172,6 +197,7 @@ int32_t chairlift_set_isa(const char* name) {
 
 int32_t chairlift_pool_create(int32_t num_threads, chairlift_pool** pool) {
   if (!pool) return chairlift::invalid("pool is null");
+  if (!chairlift::all_aligned(pool)) return chairlift::invalid("pool is not aligned");
   if (num_threads < 1 || num_threads > chairlift::kMaxThreads) {
     return chairlift::invalid("num_threads must be from 1 to 1024");
   }
@@ -182,13 +208,18 @@ int32_t chairlift_pool_create(int32_t num_threads, chairlift_pool** pool) {
 void chairlift_pool_destroy(chairlift_pool* pool) { delete pool; }
 
 int64_t chairlift_linear_f32_size(int64_t out_features, int64_t in_features) {
+  if (chairlift::check_matrix(out_features, in_features) != CHAIRLIFT_OK) return 0;
   return chairlift::divide_up(out_features, kPanelWidth) * kPanelWidth * in_features;
 }
 
 int32_t chairlift_linear_f32_pack(chairlift_pool* pool, const float* weight, int64_t out_features,
                                   int64_t in_features, float* packed) {
-  if (!pool || !weight || !packed) return chairlift::invalid("pack: a pointer is null");
-  if (out_features < 1 || in_features < 1) return chairlift::invalid("pack: a size is below 1");
+  if (!pool || !weight || !packed) return chairlift::invalid("linear: a pointer is null");
+  if (!chairlift::all_aligned(weight, packed)) {
+    return chairlift::invalid("linear: a pointer is not aligned");
+  }
+  const int32_t status = chairlift::check_matrix(out_features, in_features);
+  if (status != CHAIRLIFT_OK) return status;
   pool->threads.for_each(chairlift::divide_up(out_features, kPanelWidth), [&](int64_t panel) {
     chairlift::pack_panel(weight, out_features, in_features, panel, packed);
   });
@@ -199,7 +230,13 @@ int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
                              const float* packed, const float* bias, int64_t out_features,
                              int64_t in_features, float* out) {
   if (!pool || !x || !packed || !out) return chairlift::invalid("linear: a pointer is null");
-  if (rows < 0 || out_features < 1 || in_features < 1) {
+  if (!chairlift::all_aligned(x, packed, bias, out)) {
+    return chairlift::invalid("linear: a pointer is not aligned");
+  }
+  const int32_t status = chairlift::check_matrix(out_features, in_features);
+  if (status != CHAIRLIFT_OK) return status;
+  if (!chairlift::fit_memory({rows, in_features, chairlift::kFloatBytes}) ||
+      !chairlift::fit_memory({rows, out_features, chairlift::kFloatBytes})) {
     return chairlift::invalid("linear: a size is out of range");
   }
   const chairlift::KernelTable& table = chairlift::kernels();
@@ -220,6 +257,8 @@ int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
 
 int32_t chairlift_paged_attention_f32(chairlift_pool* pool, const chairlift_attention* task) {
   if (!pool || !task) return chairlift::invalid("attention: a pointer is null");
+  if (!chairlift::all_aligned(task))
+    return chairlift::invalid("attention: a pointer is not aligned");
   if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
     return chairlift::invalid("attention: the caller was built for another version");
   }

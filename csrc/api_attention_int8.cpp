@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api.h"
+#include "arguments.h"
 #include "dispatch.h"
 #include "kv_layout.h"
 
@@ -24,6 +25,8 @@ constexpr int64_t kRowsPerStore = 16;    // neighbours write to the same pages
 constexpr int64_t kQueriesPerTile = 96;  // of one key/value head
 constexpr int64_t kSplitQueries = 32;    // larger tiles are not split along the context
 constexpr int64_t kItemsPerThread = 12;
+constexpr int64_t kFloatBytes = 4;
+constexpr int64_t kParts = 3;           // queries, keys and values, with at most as many heads
 constexpr int64_t kMinSplitGroups = 4;  // below that, partials cost more than they bring
 
 int32_t check_sizes(const char* op, int64_t block_size, int64_t num_heads, int64_t num_kv_heads,
@@ -45,18 +48,41 @@ int32_t check_sizes(const char* op, int64_t block_size, int64_t num_heads, int64
   return CHAIRLIFT_OK;
 }
 
+// Of the cache; blocks may lie apart, but not in each other.
+int32_t check_extent(const char* op, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
+                     int64_t num_blocks, int64_t block_stride) {
+  const std::string name = op;
+  const int64_t head_bytes = KvLayout{head_dim}.head_bytes();
+  if (!fit_memory({block_size, num_kv_heads, head_bytes}) ||
+      !fit_memory({num_blocks, block_stride})) {
+    return invalid(name + ": the cache is of an impossible size");
+  }
+  if (num_blocks > 1 && block_stride < block_size / kPageTokens * num_kv_heads * head_bytes) {
+    return invalid(name + ": the blocks of the cache overlap");
+  }
+  return CHAIRLIFT_OK;
+}
+
 // -- storing -------------------------------------------------------------------------------------
 
 int32_t check_store(const chairlift_qkv_to_cache& task) {
-  if (!task.qkv || !task.cos || !task.sin || !task.positions || !task.slots || !task.kv_cache ||
-      !task.query || !task.query_scales) {
+  if (any_null(task.qkv, task.cos, task.sin, task.positions, task.slots, task.kv_cache, task.query,
+               task.query_scales)) {
     return invalid("qkv_to_cache: a pointer is null");
   }
-  const int32_t status = check_sizes("qkv_to_cache", task.block_size, task.num_heads,
-                                     task.num_kv_heads, task.head_dim);
+  if (!all_aligned(task.qkv, task.q_norm, task.k_norm, task.cos, task.sin, task.positions,
+                   task.slots, task.query_scales)) {
+    return invalid("qkv_to_cache: a pointer is not aligned");
+  }
+  int32_t status = check_sizes("qkv_to_cache", task.block_size, task.num_heads, task.num_kv_heads,
+                               task.head_dim);
   if (status != CHAIRLIFT_OK) return status;
-  if (task.num_tokens < 0 || task.num_blocks < 0 || task.rope_dim < 0 || task.rope_dim % 2 != 0 ||
-      task.rope_dim > task.head_dim) {
+  status = check_extent("qkv_to_cache", task.block_size, task.num_kv_heads, task.head_dim,
+                        task.num_blocks, task.block_stride);
+  if (status != CHAIRLIFT_OK) return status;
+  if (task.rope_dim < 0 || task.rope_dim % 2 != 0 || task.rope_dim > task.head_dim ||
+      !fit_memory({task.num_tokens, kParts, task.num_heads, task.head_dim, kFloatBytes}) ||
+      !fit_memory({task.max_position, task.rope_dim, kFloatBytes})) {
     return invalid("qkv_to_cache: a size is out of range");
   }
   for (int64_t row = 0; row < task.num_tokens; ++row) {
@@ -79,7 +105,7 @@ int32_t check_sequence(const chairlift_attention_int8& task, int64_t sequence) {
   const int64_t first = task.query_start[sequence], last = task.query_start[sequence + 1];
   const int64_t context_len = task.context_lens[sequence];
   if (first < 0 || last < first || last > task.num_tokens) {
-    return invalid(which + ": query_start is not a rising list that ends at num_tokens");
+    return invalid(which + ": query_start is not a rising list from 0 to num_tokens");
   }
   const int64_t first_position = context_len - (last - first);
   if (first_position < 0) return invalid(which + " has more new tokens than its context");
@@ -98,16 +124,28 @@ int32_t check_sequence(const chairlift_attention_int8& task, int64_t sequence) {
 }
 
 int32_t check_attention(const chairlift_attention_int8& task) {
-  if (!task.query || !task.query_scales || !task.out || !task.kv_cache || !task.query_start ||
-      !task.context_lens || !task.block_tables) {
+  if (any_null(task.query, task.query_scales, task.out, task.kv_cache, task.query_start,
+               task.context_lens, task.block_tables)) {
     return invalid("attention_int8: a pointer is null");
+  }
+  if (!all_aligned(task.query_scales, task.out, task.query_start, task.context_lens,
+                   task.block_tables)) {
+    return invalid("attention_int8: a pointer is not aligned");
   }
   int32_t status = check_sizes("attention_int8", task.block_size, task.num_heads, task.num_kv_heads,
                                task.head_dim);
   if (status != CHAIRLIFT_OK) return status;
-  if (task.num_tokens < 0 || task.num_sequences < 0 || task.max_blocks < 0 ||
-      task.sliding_window < 0) {
+  status = check_extent("attention_int8", task.block_size, task.num_kv_heads, task.head_dim,
+                        task.num_blocks, task.block_stride);
+  if (status != CHAIRLIFT_OK) return status;
+  if (task.sliding_window < 0 ||
+      !fit_memory({task.num_tokens, task.num_heads, task.head_dim, kFloatBytes}) ||
+      !fit_memory({task.num_sequences, task.max_blocks, kFloatBytes}) ||
+      !fit_memory({task.max_blocks, task.block_size})) {
     return invalid("attention_int8: a size is out of range");
+  }
+  if (!covers(task.query_start, task.num_sequences, task.num_tokens)) {
+    return invalid("attention_int8: query_start is not a rising list from 0 to num_tokens");
   }
   for (int64_t s = 0; status == CHAIRLIFT_OK && s < task.num_sequences; ++s) {
     status = check_sequence(task, s);
@@ -263,12 +301,19 @@ int64_t chairlift_kv_piece_bytes(int32_t kv_type, int64_t block_size, int64_t nu
       CHAIRLIFT_OK) {
     return 0;
   }
-  const chairlift::KvLayout layout = {head_dim};
-  return block_size / chairlift::kPageTokens * num_kv_heads * layout.head_bytes();
+  const int64_t head_bytes = chairlift::KvLayout{head_dim}.head_bytes();
+  if (!chairlift::fit_memory({block_size, num_kv_heads, head_bytes})) {
+    chairlift::invalid("kv_piece_bytes: a size is out of range");
+    return 0;
+  }
+  return block_size / chairlift::kPageTokens * num_kv_heads * head_bytes;
 }
 
 int32_t chairlift_qkv_to_cache_int8(chairlift_pool* pool, const chairlift_qkv_to_cache* task) {
   if (!pool || !task) return chairlift::invalid("qkv_to_cache: a pointer is null");
+  if (!chairlift::all_aligned(task)) {
+    return chairlift::invalid("qkv_to_cache: a pointer is not aligned");
+  }
   if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
     return chairlift::invalid("qkv_to_cache: the caller was built for another version");
   }
@@ -292,6 +337,9 @@ int32_t chairlift_qkv_to_cache_int8(chairlift_pool* pool, const chairlift_qkv_to
 
 int32_t chairlift_paged_attention_int8(chairlift_pool* pool, const chairlift_attention_int8* task) {
   if (!pool || !task) return chairlift::invalid("attention_int8: a pointer is null");
+  if (!chairlift::all_aligned(task)) {
+    return chairlift::invalid("attention_int8: a pointer is not aligned");
+  }
   if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
     return chairlift::invalid("attention_int8: the caller was built for another version");
   }
@@ -306,7 +354,13 @@ int32_t chairlift_paged_attention_int8(chairlift_pool* pool, const chairlift_att
 
 double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory, int64_t stride,
                               int64_t num_bytes, const int32_t* blocks, int64_t num_blocks) {
-  if (!pool || !memory || !blocks || num_blocks < 1) return 0;
+  using chairlift::fit_memory;
+  if (!pool || !memory || !blocks || !chairlift::all_aligned(blocks) || num_blocks < 1 ||
+      num_bytes < 1 || !fit_memory({num_blocks, num_bytes})) {
+    return 0;
+  }
+  const auto [first, last] = std::minmax_element(blocks, blocks + num_blocks);
+  if (*first < 0 || stride < num_bytes || !fit_memory({int64_t{*last} + 1, stride})) return 0;
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kBlocksPerItem = 36;
   const chairlift::KvKernels& kernels = *chairlift::kernels().q8->kv;

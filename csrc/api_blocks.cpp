@@ -1,5 +1,6 @@
 // Half of a layer in one call: what lies between its parts stays here.
 #include "api.h"
+#include "arguments.h"
 #include "linear_q8.h"
 
 namespace chairlift {
@@ -15,7 +16,12 @@ int32_t check_shapes(const chairlift_attention_block& block, const PackedQ8& qkv
       attention.struct_size != static_cast<int64_t>(sizeof(attention))) {
     return invalid("attention_block: the caller was built for another version");
   }
-  if (store.num_tokens < 0 || store.num_heads < 1 || store.num_kv_heads < 1 || store.head_dim < 1) {
+  const int64_t float_bytes = static_cast<int64_t>(sizeof(float));
+  if (store.num_heads < 1 || store.num_kv_heads < 1 || store.head_dim < 1 ||
+      !fit_memory({store.num_heads, store.head_dim, float_bytes}) ||
+      !fit_memory({store.num_kv_heads, store.head_dim, float_bytes}) ||
+      !fit_memory({store.num_tokens, qkv.in_features, float_bytes}) ||
+      !fit_memory({store.num_tokens, qkv.out_features, float_bytes})) {
     return invalid("attention_block: a size is out of range");
   }
   if (store.num_tokens != attention.num_tokens || store.num_heads != attention.num_heads ||
@@ -66,12 +72,18 @@ extern "C" int32_t chairlift_attention_block_int8(chairlift_pool* pool,
                                                   const chairlift_attention_block* block) {
   using chairlift::invalid;
   if (!pool || !block) return invalid("attention_block: a pointer is null");
+  if (!chairlift::all_aligned(block)) return invalid("attention_block: a pointer is not aligned");
   if (block->struct_size != static_cast<int64_t>(sizeof(*block))) {
     return invalid("attention_block: the caller was built for another version");
   }
   if (!block->x || !block->out || !block->norm || !block->qkv || !block->output) {
     return invalid("attention_block: a pointer is null");
   }
+  if (!chairlift::all_aligned(block->x, block->out, block->norm, block->qkv_bias,
+                              block->output_bias)) {
+    return invalid("attention_block: a pointer is not aligned");
+  }
+  if (block->x == block->out) return invalid("attention_block: out must not be x");
   const chairlift::PackedQ8* qkv = chairlift::as_packed(block->qkv);
   const chairlift::PackedQ8* output = chairlift::as_packed(block->output);
   if (!qkv || !output) {
