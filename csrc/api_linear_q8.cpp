@@ -221,14 +221,16 @@ void pack_channel_column(const chairlift_grouped_weights& w, int64_t row,
                          const ColumnWriter& writer) {
   float largest = 0;
   for (int64_t k = 0; k < w.in_features; ++k) {
-    largest = std::max(largest, std::fabs(weight_at(w, row, k)));
+    const float magnitude = std::fabs(weight_at(w, row, k));
+    if (!(magnitude <= largest)) largest = magnitude;  // which keeps a number that is none
+    if (!(largest <= 3.402823466e38f)) break;
   }
   float scale = largest / 127.0f;
   if (!(scale >= 1.17549435e-38f && scale <= 3.402823466e38f)) scale = 0;
   const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
   for (int64_t k = 0; k < w.in_features; ++k) {
-    const float code = std::nearbyint(weight_at(w, row, k) * inverse);
-    writer.write_code(k, 128 + (std::fabs(code) <= 127 ? static_cast<int>(code) : 0));
+    const float code = scale > 0 ? std::nearbyint(weight_at(w, row, k) * inverse) : 0.0f;
+    writer.write_code(k, 128 + static_cast<int>(code));
   }
   writer.write_scale(0, scale);
 }
