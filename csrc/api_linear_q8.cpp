@@ -7,6 +7,7 @@
 #include <string>
 
 #include "api.h"
+#include "arguments.h"
 #include "dispatch.h"
 #include "linear_q8.h"
 #include "q8_layout.h"
@@ -30,16 +31,22 @@ constexpr int64_t kFewRows = 16;                 // from here on the panel's cod
 constexpr int64_t kItemsPerThread = 8;
 constexpr int64_t kFloatsPerQuantizeItem = 8192;
 constexpr int64_t kMaxPanelsPerItem = 8;
+constexpr int64_t kFloatBytes = 4;
 
 // -- packing -------------------------------------------------------------------------------------
 
 int32_t check_weights(const chairlift_grouped_weights* w) {
   if (!w) return invalid("linear_q8: weights is null");
+  if (!all_aligned(w)) return invalid("linear_q8: weights is not aligned");
   if (w->struct_size != static_cast<int64_t>(sizeof(*w))) {
     return invalid("linear_q8: the caller was built for another version");
   }
-  if (!w->codes || !w->scales || !w->mins) return invalid("linear_q8: a pointer is null");
+  if (any_null(w->codes, w->scales, w->mins)) return invalid("linear_q8: a pointer is null");
+  if (!all_aligned(w->scales, w->mins)) return invalid("linear_q8: a pointer is not aligned");
   if (w->out_features < 1 || w->in_features < 1) return invalid("linear_q8: a size is below 1");
+  if (!fit_memory({w->out_features, kQ8PanelColumns, w->in_features, kFloatBytes})) {
+    return invalid("linear_q8: a size is out of range");
+  }
   if (w->bits != 4 && w->bits != 8) return invalid("linear_q8: bits must be 4 or 8");
   if (w->group_size != 16 && w->group_size != 32) {
     return invalid("linear_q8: group_size must be 16 or 32");
@@ -51,6 +58,13 @@ int32_t check_weights(const chairlift_grouped_weights* w) {
     return invalid("linear_q8: gates and ups do not divide into blocks of the interleave");
   }
   return CHAIRLIFT_OK;
+}
+
+// Larger ones would spill into their neighbours'.
+bool has_codes_of_its_bits(const chairlift_grouped_weights& w) {
+  uint8_t all = 0;
+  for (int64_t i = 0; i < w.out_features * w.in_features; ++i) all |= w.codes[i];
+  return all >> w.bits == 0;
 }
 
 int64_t groups_of_row(const chairlift_grouped_weights& w) {
@@ -207,7 +221,9 @@ void pack_channel_column(const chairlift_grouped_weights& w, int64_t row,
                          const ColumnWriter& writer) {
   float largest = 0;
   for (int64_t k = 0; k < w.in_features; ++k) {
-    largest = std::max(largest, std::fabs(weight_at(w, row, k)));
+    const float magnitude = std::fabs(weight_at(w, row, k));
+    if (!(magnitude <= largest)) largest = magnitude;  // which keeps a number that is none
+    if (!(largest <= 3.402823466e38f)) break;
   }
   float scale = largest / 127.0f;
   if (!(scale >= 1.17549435e-38f && scale <= 3.402823466e38f)) scale = 0;
@@ -298,6 +314,13 @@ bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Tas
   return has_memory;
 }
 
+bool rows_fit(int64_t rows, std::initializer_list<const PackedQ8*> weights) {
+  return std::all_of(weights.begin(), weights.end(), [&](const PackedQ8* w) {
+    return fit_memory({rows, w->in_features, kFloatBytes}) &&
+           fit_memory({rows, w->out_features, kFloatBytes});
+  });
+}
+
 // Rounds on every thread at once, in 1e9 products per second together; the best of a few.
 double measure_dot(ThreadPool& threads, const Q8Kernels& kernels) {
   using Clock = std::chrono::steady_clock;
@@ -365,7 +388,7 @@ void unpack_column(const PackedQ8& w, int64_t output, float* out) {
 
 const PackedQ8* as_packed(const void* packed) {
   const PackedQ8* header = static_cast<const PackedQ8*>(packed);
-  return header->magic == kPackedQ8Magic ? header : nullptr;
+  return all_aligned(header) && header->magic == kPackedQ8Magic ? header : nullptr;
 }
 
 const uint8_t* quantized_rows(ThreadPool& threads, const Q8Input& input, const PackedQ8& weight) {
@@ -424,8 +447,14 @@ int64_t chairlift_linear_q8_size(const chairlift_grouped_weights* weights) {
 int32_t chairlift_linear_q8_pack(chairlift_pool* pool, const chairlift_grouped_weights* weights,
                                  void* packed) {
   if (!pool || !packed) return invalid("linear_q8: a pointer is null");
+  if (!chairlift::all_aligned(static_cast<const PackedQ8*>(packed))) {
+    return invalid("linear_q8: packed is not aligned to 8 bytes");
+  }
   const int32_t status = chairlift::check_weights(weights);
   if (status != CHAIRLIFT_OK) return status;
+  if (!chairlift::has_codes_of_its_bits(*weights)) {
+    return invalid("linear_q8: a code is not below 2^bits");
+  }
   const PackedQ8 header = chairlift::describe(*weights);
   std::memcpy(packed, &header, sizeof header);
   pool->threads.for_each(chairlift::num_panels(header), [&](int64_t panel) {
@@ -445,7 +474,10 @@ int32_t chairlift_norm_linear_q8(chairlift_pool* pool, const float* x, int64_t r
   if (!pool || !x || !packed || !out) return invalid("linear_q8: a pointer is null");
   const PackedQ8* weight = as_packed(packed);
   if (!weight) return invalid("linear_q8: these weights were not packed by this library");
-  if (rows < 0) return invalid("linear_q8: rows is negative");
+  if (!chairlift::all_aligned(x, norm, bias, residual, out)) {
+    return invalid("linear_q8: a pointer is not aligned");
+  }
+  if (!chairlift::rows_fit(rows, {weight})) return invalid("linear_q8: rows is out of range");
   return chairlift::linear_q8(pool->threads, {x, rows, norm, eps}, {weight, bias}, residual, out);
 }
 
@@ -466,7 +498,10 @@ int32_t chairlift_norm_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows
       first->out_features != 2 * second->in_features) {
     return invalid("mlp_q8: gate_up must be interleaved and twice as wide as down reads");
   }
-  if (rows < 0) return invalid("mlp_q8: rows is negative");
+  if (!chairlift::all_aligned(x, norm, gate_up_bias, down_bias, residual, out)) {
+    return invalid("mlp_q8: a pointer is not aligned");
+  }
+  if (!chairlift::rows_fit(rows, {first, second})) return invalid("mlp_q8: rows is out of range");
   return chairlift::mlp_q8(pool->threads, {x, rows, norm, eps}, {first, gate_up_bias},
                            {second, down_bias}, residual, out);
 }
@@ -476,7 +511,9 @@ int32_t chairlift_rows_q8(chairlift_pool* pool, const void* packed, const int32_
   if (!pool || !packed || !ids || !out) return invalid("rows_q8: a pointer is null");
   const PackedQ8* weight = as_packed(packed);
   if (!weight) return invalid("rows_q8: these weights were not packed by this library");
+  if (!chairlift::all_aligned(ids, out)) return invalid("rows_q8: a pointer is not aligned");
   if (weight->interleave != 0) return invalid("rows_q8: the rows of this matrix are interleaved");
+  if (!chairlift::rows_fit(num_ids, {weight})) return invalid("rows_q8: num_ids is out of range");
   for (int64_t i = 0; i < num_ids; ++i) {
     if (ids[i] < 0 || ids[i] >= weight->out_features) {
       return invalid("rows_q8: row " + std::to_string(ids[i]) + " is not in the matrix");
@@ -495,7 +532,10 @@ int32_t chairlift_rows_q8(chairlift_pool* pool, const void* packed, const int32_
 int32_t chairlift_quantize_rows(chairlift_pool* pool, const float* x, int64_t rows, int64_t width,
                                 int64_t group_size, uint8_t* records) {
   if (!pool || !x || !records) return invalid("quantize_rows: a pointer is null");
-  if (rows < 0 || width < 1) return invalid("quantize_rows: a size is out of range");
+  if (!chairlift::all_aligned(x)) return invalid("quantize_rows: a pointer is not aligned");
+  if (width < 1 || !chairlift::fit_memory({rows, width, chairlift::kFloatBytes})) {
+    return invalid("quantize_rows: a size is out of range");
+  }
   if (group_size != 32 && group_size != 64) {
     return invalid("quantize_rows: group_size must be 32 or 64");
   }

@@ -15,7 +15,7 @@ class RowBuffer {
  public:
   uint8_t* get(int64_t num_bytes) {
     constexpr int64_t kAlignment = 64;
-    if (num_bytes > num_bytes_) {
+    if (!memory_ || num_bytes > num_bytes_) {
       num_bytes_ = 0;
       memory_.reset(new (std::nothrow) uint8_t[static_cast<size_t>(num_bytes + kAlignment)]);
       if (!memory_) return nullptr;

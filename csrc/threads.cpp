@@ -79,6 +79,15 @@ class BlockSignals {
 #endif
 };
 
+// Taken while a team is started.  A fork waits for that, or the child, where the starting thread
+// does not exist, would find it taken for ever.
+std::mutex start_mutex;
+
+#if !defined(_WIN32)
+[[maybe_unused]] const int fork_handlers = pthread_atfork(
+    [] { start_mutex.lock(); }, [] { start_mutex.unlock(); }, [] { start_mutex.unlock(); });
+#endif
+
 }  // namespace
 
 // A job is (work, context, num_items), published by a new generation in the upper half of
@@ -86,6 +95,8 @@ class BlockSignals {
 // fields change only while the ticket is closed, so a worker that slept through a job can neither
 // claim from the next one with the old fields nor from the old one with the new fields.
 struct ThreadPool::Team {
+  static constexpr int64_t kMaxItems = 0xffffffff;
+
   explicit Team(int num_workers) {
     BlockSignals block;
     workers_.reserve(num_workers);
@@ -149,7 +160,7 @@ struct ThreadPool::Team {
 #endif
   }
 
-  static constexpr uint64_t kClosed = 0xffffffff;  // an item number that no job reaches
+  static constexpr uint64_t kClosed = kMaxItems;  // an item number that no job reaches
 
   uint32_t generation() const {
     return static_cast<uint32_t>(ticket_.load(std::memory_order_seq_cst) >> 32);
@@ -210,22 +221,26 @@ ThreadPool::~ThreadPool() {
   if (team_ && owner_ == current_process()) delete team_;
 }
 
-ThreadPool::Team& ThreadPool::team() {
-  static std::mutex start_mutex;
+ThreadPool::Team* ThreadPool::team() {
   std::lock_guard<std::mutex> lock(start_mutex);
   if (!team_ || owner_ != current_process()) {
-    team_ = new Team(num_threads_ - 1);  // the parent's team, if any, is not ours to free
+    try {
+      team_ = new Team(num_threads_ - 1);  // the parent's team, if any, is not ours to free
+    } catch (const std::exception&) {
+      return nullptr;
+    }
     owner_ = current_process();
   }
-  return *team_;
+  return team_;
 }
 
 void ThreadPool::run(int64_t num_items, Work work, const void* context) {
-  if (num_threads_ == 1 || num_items == 1) {
+  const bool shared = num_threads_ > 1 && num_items > 1 && num_items < Team::kMaxItems;
+  if (Team* const members = shared ? team() : nullptr) {
+    members->run(num_items, work, context);
+  } else {
     for (int64_t item = 0; item < num_items; ++item) work(context, item);
-    return;
   }
-  if (num_items > 0) team().run(num_items, work, context);
 }
 
 float* thread_scratch(size_t num_floats) {
@@ -235,7 +250,7 @@ float* thread_scratch(size_t num_floats) {
   };
   constexpr size_t kAlignment = 64;
   static thread_local Scratch scratch;
-  if (scratch.num_floats < num_floats) {
+  if (!scratch.memory || scratch.num_floats < num_floats) {
     scratch.memory.reset();
     scratch.num_floats = 0;
     scratch.memory.reset(new (std::nothrow) unsigned char[num_floats * sizeof(float) + kAlignment]);

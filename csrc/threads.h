@@ -43,7 +43,7 @@ class ThreadPool {
  private:
   struct Team;
 
-  Team& team();
+  Team* team();  // null: there is no memory for one
 
   const int num_threads_;
   int64_t owner_ = 0;  // process that started the team

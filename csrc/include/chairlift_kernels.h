@@ -2,6 +2,9 @@
 //
 // The library knows nothing of Python, requests or text.  Every function that can fail returns a
 // CHAIRLIFT_* status and leaves a one-line message for chairlift_last_error() of the same thread.
+// Arguments are checked before memory is touched: nulls, alignment, sizes and their products, ids
+// of blocks and rows, and whether structures fit each other.  How much memory is behind a pointer
+// is the caller's word.
 // Batch invariance holds for every op: what is computed for a row depends on that row (and, for
 // attention, on its own sequence) only, to the last bit, whatever other rows and however many
 // threads take part.
@@ -84,7 +87,8 @@ CHAIRLIFT_API void chairlift_pool_destroy(chairlift_pool* pool);
 
 // -- linear --------------------------------------------------------------------------------------
 
-// Floats in the packed form: panels [ceil(out / 32)][in][32], the last one padded with zeros.
+// Floats in the packed form: panels [ceil(out / 32)][in][32], the last one padded with zeros; 0 if
+// there is no such matrix.
 CHAIRLIFT_API int64_t chairlift_linear_f32_size(int64_t out_features, int64_t in_features);
 
 // Pack a row-major matrix [out_features, in_features].
@@ -104,7 +108,7 @@ CHAIRLIFT_API int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x,
 typedef struct chairlift_grouped_weights {
   int64_t struct_size;  // sizeof(chairlift_grouped_weights), checked
 
-  const uint8_t* codes;  // [out_features, in_features], below 2^bits
+  const uint8_t* codes;  // [out_features, in_features], below 2^bits, checked
   const float* scales;   // [out_features, ceil(in_features / group_size)]
   const float* mins;     // the same shape
   int64_t out_features;
@@ -122,7 +126,7 @@ typedef struct chairlift_grouped_weights {
 // Bytes of the packed form; 0 if the weights are no such matrix.
 CHAIRLIFT_API int64_t chairlift_linear_q8_size(const chairlift_grouped_weights* weights);
 
-// `packed` is best aligned to 64 bytes.
+// `packed` is aligned to 8 bytes, best to 64.
 CHAIRLIFT_API int32_t chairlift_linear_q8_pack(chairlift_pool* pool,
                                                const chairlift_grouped_weights* weights,
                                                void* packed);

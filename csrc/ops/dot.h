@@ -228,12 +228,18 @@ struct I16 {
     return r;
   }
 };
+// Too large a sum wraps, as it does in the others.
+CHAIRLIFT_INLINE int32_t from_bits(uint32_t x) { return static_cast<int32_t>(x); }
 CHAIRLIFT_INLINE I16 operator+(I16 a, const I16& b) {
-  for (int i = 0; i < kLanes; ++i) a.lane[i] += b.lane[i];
+  for (int i = 0; i < kLanes; ++i) {
+    a.lane[i] = from_bits(static_cast<uint32_t>(a.lane[i]) + static_cast<uint32_t>(b.lane[i]));
+  }
   return a;
 }
 CHAIRLIFT_INLINE I16 operator-(I16 a, const I16& b) {
-  for (int i = 0; i < kLanes; ++i) a.lane[i] -= b.lane[i];
+  for (int i = 0; i < kLanes; ++i) {
+    a.lane[i] = from_bits(static_cast<uint32_t>(a.lane[i]) - static_cast<uint32_t>(b.lane[i]));
+  }
   return a;
 }
 template <int BITS>

@@ -131,7 +131,7 @@ CHAIRLIFT_INLINE void store_bytes(F16 x, uint8_t* high, uint8_t* low) {
   float lane[kLanes];
   round_to_integer(x).store(lane);
   for (int i = 0; i < kLanes; ++i) {
-    const uint32_t n = static_cast<uint32_t>(lane[i]);
+    const uint32_t n = lane[i] >= 0 && lane[i] <= 65535 ? static_cast<uint32_t>(lane[i]) : 0;
     high[i] = static_cast<uint8_t>(n >> 8);
     low[i] = static_cast<uint8_t>(n);
   }

@@ -440,7 +440,7 @@ int64_t dot_burst(int64_t rounds, int32_t* sink) {
   I16 total = sum[0].finish();
   CHAIRLIFT_UNROLL
   for (int i = 1; i < kBurstChains; ++i) total = total + sum[i].finish();
-  sink[0] = static_cast<int32_t>(sum_lanes(to_float(total)));
+  sink[0] = static_cast<int32_t>(static_cast<int64_t>(sum_lanes(to_float(total))));
   return rounds * kRepeats * kBurstChains * kCodesBytes;
 }
 

@@ -6,13 +6,18 @@ import logging
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu.int8 import Int8Kernels
-from chairlift.kernels.cpu.library import LibraryUnavailableError
+from chairlift.kernels.cpu.library import (
+    ISA_VARIABLE,
+    LibraryUnavailableError,
+    NativeLibrary,
+)
 from chairlift.kernels.cpu.ops import NativeKernels
 from chairlift.kernels.interface import Kernels, QuantCompute
 from chairlift.kernels.kv_dtype import ALIASES, FLOAT_STORAGE, KvDtype
 from chairlift.kernels.reference import ReferenceKernels
 
 BACKENDS = ("auto", "native", "int8", "reference")
+PORTABLE_ISA = "scalar"
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +51,11 @@ def create_kernels(
     if wanted == "reference":
         return ReferenceKernels(num_threads, kv_dtype)
     try:
-        if compute is not None:
-            return Int8Kernels(num_threads, kv_dtype, compute)
-        return NativeKernels(num_threads, kv_dtype)
+        kernels = (
+            NativeKernels(num_threads, kv_dtype)
+            if compute is None
+            else Int8Kernels(num_threads, kv_dtype, compute)
+        )
     except LibraryUnavailableError as error:
         if name != "auto":
             raise ConfigError(f"the {name} kernels cannot be used: {error}", field="kernels") from (
@@ -56,6 +63,16 @@ def create_kernels(
             )
         logger.warning("using the slow reference kernels: %s", error)
         return ReferenceKernels(num_threads, choose_kv_dtype("reference", kv_cache_dtype))
+    _warn_without_vectors(kernels.library)
+    return kernels
+
+
+def _warn_without_vectors(library: NativeLibrary) -> None:
+    if library.isa != PORTABLE_ISA:
+        return
+    has_others = library.available_isas[0] != PORTABLE_ISA
+    reason = f"{ISA_VARIABLE} asks for it" if has_others else "this processor has none they know"
+    logger.warning("kernels run without vector instructions, many times slower: %s", reason)
 
 
 def choose_kv_dtype(kernels: str, asked: str) -> KvDtype:

@@ -20,8 +20,12 @@ def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "native"])
-def test_native_where_it_loads(library: NativeLibrary, name: str) -> None:
+def test_native_where_it_loads(
+    library: NativeLibrary, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.set_isa(library.available_isas[0])
     assert create_kernels(name, 1).name == "native"
+    assert len(caplog.records) == (library.isa == "scalar")
 
 
 def test_int8_on_request(library: NativeLibrary) -> None:
@@ -41,6 +45,28 @@ def test_auto_falls_back_with_one_warning(
     assert record.levelno == logging.WARNING
     assert "slow reference kernels" in record.message
     assert "absent.so is not a file" in record.message
+
+
+@pytest.mark.parametrize("name", ["auto", "int8"])
+def test_without_vector_instructions_there_is_one_warning(
+    library: NativeLibrary, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    library.set_isa("scalar")
+    create_kernels(name, 1)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message == (
+        "kernels run without vector instructions, many times slower: CHAIRLIFT_ISA asks for it"
+    )
+
+
+def test_the_processor_is_named_where_it_has_none(
+    library: NativeLibrary, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.set_isa("scalar")
+    monkeypatch.setattr(NativeLibrary, "available_isas", ("scalar",))
+    create_kernels("native", 1)
+    assert caplog.records[0].message.endswith("this processor has none they know")
 
 
 def test_native_on_request_does_not_fall_back(no_library: None) -> None:

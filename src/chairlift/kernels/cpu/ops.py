@@ -85,6 +85,8 @@ class NativeKernels(ReferenceKernels):
         matrix, bias = stack_linear(weights, biases)
         matrix = np.ascontiguousarray(matrix)
         size = self._functions.chairlift_linear_f32_size(*matrix.shape)
+        if size == 0:
+            raise ValueError(self.library.last_error)
         packed = self._memory.take(4 * size).view(np.float32)
         self.library.check(
             self._functions.chairlift_linear_f32_pack(
