@@ -140,7 +140,8 @@ int32_t chairlift_store_qkv(chairlift_pool* pool, const chairlift_qkv_to_cache* 
   pool->threads.for_each(num_items, [&](int64_t item) {
     const int64_t first = item * chairlift::kRowsPerStore;
     const int64_t rows = std::min(chairlift::kRowsPerStore, task->num_tokens - first);
-    float* scratch = chairlift::thread_scratch(static_cast<size_t>(3 * task->head_dim));
+    const int64_t floats = chairlift::kStoreScratchHeads * task->head_dim;
+    float* scratch = chairlift::thread_scratch(static_cast<size_t>(floats));
     if (scratch) {
       kernels.store_qkv(*task, first, rows, scratch);
     } else {

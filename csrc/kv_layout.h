@@ -34,6 +34,9 @@ constexpr int64_t kKvBatchQueries = 24;
 constexpr int64_t kKvBatchFloats =
     kKvBatchQueries * (kGroupTokens + kGroupTokens / 2 + 16) + 5 * 32;
 
+// Heads of floats that storing a row takes as scratch.
+constexpr int64_t kStoreScratchHeads = 18;
+
 struct KvLayout {
   int64_t head_dim;
 

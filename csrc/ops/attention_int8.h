@@ -24,12 +24,15 @@ namespace {
 #if defined(CHAIRLIFT_VEC_AVX512)
 constexpr int kDotQueries = 6, kDotPages = 4;    // 24 accumulators and 4 vectors of codes
 constexpr int kMixQueries = 3, kMixVectors = 4;  // 2 * 12 accumulators and 4 vectors of codes
+constexpr int kWeighQueries = 4;                 // 16 vectors of weights
 #elif defined(CHAIRLIFT_VEC_AVX2)
 constexpr int kDotQueries = 2, kDotPages = 2;    // 8 registers
 constexpr int kMixQueries = 1, kMixVectors = 2;  // 8 registers
+constexpr int kWeighQueries = 1;
 #else
 constexpr int kDotQueries = 1, kDotPages = 1;
 constexpr int kMixQueries = 1, kMixVectors = 1;
+constexpr int kWeighQueries = 1;
 #endif
 
 constexpr int kTileGroupTokens = static_cast<int>(kGroupTokens);
@@ -37,7 +40,10 @@ constexpr int kTileGroupPages = static_cast<int>(kGroupPages);
 constexpr int kBatchQueries = static_cast<int>(kKvBatchQueries);
 constexpr int kBatchLanes = 32;
 constexpr float kNothing = -INFINITY;
+constexpr float kLowest = -3.402823466e38f;  // of the finite numbers
 constexpr float kLargestWeight = 65535.0f;
+constexpr float kSmallestWeight = 2e-34f;  // kLargestWeight divided by less overflows
+constexpr bool kScoresFindLargest = kDotPages == kTileGroupPages;
 
 struct Span {
   int64_t begin;
@@ -120,12 +126,26 @@ CHAIRLIFT_INLINE void fetch(Lines lines, int64_t begin, int64_t end) {
 
 // -- the two products ----------------------------------------------------------------------------
 
+// largest[i] = the largest of a vector's lanes; writes on to a multiple of four.
+template <int COUNT, int FIRST = 0>
+CHAIRLIFT_INLINE void store_largest(const F16 (&x)[COUNT], float* largest) {
+  constexpr int kLeft = COUNT - FIRST < 4 ? COUNT - FIRST : 4;
+  if constexpr (kLeft > 0) {
+    F16 some[kLeft];
+    CHAIRLIFT_UNROLL
+    for (int i = 0; i < kLeft; ++i) some[i] = x[FIRST + i];
+    store_largest_lanes(some, largest + FIRST);
+    store_largest<COUNT, FIRST + kLeft>(x, largest);
+  }
+}
+
 // scores[q][page][token] = dot * key scale * factor[q].  Codes of keys carry 128 too much, which
-// `starts` has taken off beforehand.
+// `starts` has taken off beforehand.  Whole groups also leave each query's largest score: while
+// this tile's products end, the next one's begin.
 template <int QUERIES, int PAGES>
 CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts,
                                     const float* factors, const uint8_t* const* pages, Lines ahead,
-                                    const KvLayout& layout, float* scores) {
+                                    const KvLayout& layout, float* scores, float* largest) {
   const int64_t dim = layout.head_dim;
   I16 sum[QUERIES][PAGES];
   CHAIRLIFT_UNROLL
@@ -149,47 +169,47 @@ CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts
       for (int p = 0; p < PAGES; ++p) sum[q][p] = add_dots(sum[q][p], codes[p], query);
     }
   }
+  F16 most[QUERIES];
   CHAIRLIFT_UNROLL
   for (int p = 0; p < PAGES; ++p) {
     const F16 scale = F16::load(reinterpret_cast<const float*>(pages[p] + layout.key_scales()));
     CHAIRLIFT_UNROLL
     for (int q = 0; q < QUERIES; ++q) {
-      (to_float(sum[q][p]) * scale * F16::all(factors[q]))
-          .store(scores + q * kTileGroupTokens + p * kLanes);
+      const F16 score = to_float(sum[q][p]) * scale * F16::all(factors[q]);
+      score.store(scores + q * kTileGroupTokens + p * kLanes);
+      if constexpr (PAGES == kTileGroupPages) most[q] = p == 0 ? score : larger(most[q], score);
     }
   }
+  if constexpr (PAGES == kTileGroupPages) store_largest(most, largest);
 }
 
-template <int QUERIES>
+template <int QUERIES, int PAGES = kDotPages>
 CHAIRLIFT_INLINE void score_queries(const int8_t* queries, const int32_t* starts,
                                     const float* factors, const uint8_t* const* pages, int count,
-                                    Lines ahead, const KvLayout& layout, float* scores) {
-  int p = 0;
-  for (; p + kDotPages <= count; p += kDotPages) {
-    score_pages<QUERIES, kDotPages>(queries, starts, factors, pages + p, ahead, layout,
-                                    scores + p * kLanes);
+                                    Lines ahead, const KvLayout& layout, float* scores,
+                                    float* largest) {
+  for (; count >= PAGES; count -= PAGES, pages += PAGES, scores += PAGES * kLanes) {
+    score_pages<QUERIES, PAGES>(queries, starts, factors, pages, ahead, layout, scores, largest);
     ahead.count = 0;
   }
-  if constexpr (kDotPages > 1) {
-    for (; p < count; ++p) {
-      score_pages<QUERIES, 1>(queries, starts, factors, pages + p, ahead, layout,
-                              scores + p * kLanes);
-      ahead.count = 0;
-    }
+  if constexpr (PAGES > 1) {
+    score_queries<QUERIES, PAGES - 1>(queries, starts, factors, pages, count, ahead, layout, scores,
+                                      largest);
   }
 }
 
 template <int QUERIES>
 CHAIRLIFT_INLINE void score_up_to(int64_t num_queries, const int8_t* queries, const int32_t* starts,
                                   const float* factors, const uint8_t* const* pages, int count,
-                                  Lines ahead, const KvLayout& layout, float* scores) {
+                                  Lines ahead, const KvLayout& layout, float* scores,
+                                  float* largest) {
   if constexpr (QUERIES > 1) {
     if (num_queries < QUERIES) {
       return score_up_to<QUERIES - 1>(num_queries, queries, starts, factors, pages, count, ahead,
-                                      layout, scores);
+                                      layout, scores, largest);
     }
   }
-  score_queries<QUERIES>(queries, starts, factors, pages, count, ahead, layout, scores);
+  score_queries<QUERIES>(queries, starts, factors, pages, count, ahead, layout, scores, largest);
 }
 
 // sums[q] = sums[q] * keep[q] + (weights[q] . values) * add[q], for some vectors of dimensions
@@ -217,7 +237,7 @@ CHAIRLIFT_NOINLINE void mix_tile(const uint8_t* high, const uint8_t* low,
       }
       CHAIRLIFT_UNROLL
       for (int q = 0; q < QUERIES; ++q) {
-        const int64_t at = q * kTileGroupTokens + p * kLanes + four * 4;
+        const int64_t at = q * kTileGroupTokens + four * kLanes + p * 4;
         const Codes upper_weights = repeat_bytes(high + at);
         CHAIRLIFT_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
@@ -279,84 +299,113 @@ CHAIRLIFT_INLINE void mix_up_to(int64_t num_queries, const uint8_t* high, const 
 // What the queries of a batch have of one group.
 struct GroupBatch {  // kKvBatchFloats
   alignas(64) float scores[kBatchQueries * kTileGroupTokens];
-  alignas(64) uint8_t high[kBatchQueries * kTileGroupTokens];
+  alignas(64) uint8_t high[kBatchQueries * kTileGroupTokens];  // [Q][4][page][4 tokens]
   alignas(64) uint8_t low[kBatchQueries * kTileGroupTokens];
   alignas(64) float totals[kBatchQueries * kLanes];
-  alignas(64) float largest[kBatchLanes];
-  alignas(64) float unit[kBatchLanes];  // of the integer weights
+  alignas(64) float largest[kBatchLanes];  // of the scores
+  alignas(64) float most[kBatchLanes];     // of the weights; it becomes kLargestWeight
   alignas(64) float keep[kBatchLanes];
   alignas(64) float add[kBatchLanes];
-  alignas(64) float new_largest[kBatchLanes];
+  alignas(64) float add_total[kBatchLanes];
 };
 
 static_assert(sizeof(GroupBatch) == kKvBatchFloats * sizeof(float), "others reserve room for it");
 
-// Scores of query `q` to integer weights; the query sees tokens [begin, end) of the group's.
-template <bool WHOLE>
-CHAIRLIFT_NOINLINE void weigh(GroupBatch& batch, int64_t q, const uint8_t* const* pages, int count,
-                              const KvLayout& layout, int begin, int end) {
-  const F16 nothing = F16::all(kNothing), zero = F16::all(0.0f);
-  const float* scores = batch.scores + q * kTileGroupTokens;
-  F16 score[kTileGroupPages], weight[kTileGroupPages];
-  CHAIRLIFT_UNROLL
-  for (int p = 0; p < kTileGroupPages; ++p) {
-    score[p] = WHOLE || p < count ? F16::load(scores + p * kLanes) : nothing;
-    if (WHOLE) continue;
-    int first = begin - p * kLanes, last = end - p * kLanes;
-    first = first < 0 ? 0 : first > kLanes ? kLanes : first;
-    last = last < first ? first : last > kLanes ? kLanes : last;
-    score[p] = select_lanes(score[p], first, last, nothing);
-  }
-  const float largest =
-      largest_lane(larger(larger(score[0], score[1]), larger(score[2], score[3])));
-  CHAIRLIFT_UNROLL
-  for (int p = 0; p < kTileGroupPages; ++p) {
-    weight[p] = exp2_negative(score[p] - F16::all(largest));
-  }
-  ((weight[0] + weight[1]) + (weight[2] + weight[3])).store(batch.totals + q * kLanes);
-  CHAIRLIFT_UNROLL
-  for (int p = 0; p < kTileGroupPages; ++p) {
-    if (!WHOLE && p >= count) {
-      weight[p] = zero;
-      continue;
-    }
-    weight[p] =
-        weight[p] * F16::load(reinterpret_cast<const float*>(pages[p] + layout.value_scales()));
-    if (WHOLE) continue;
-    // A scale that was never stored may be no number.
-    int first = begin - p * kLanes, last = end - p * kLanes;
-    first = first < 0 ? 0 : first > kLanes ? kLanes : first;
-    last = last < first ? first : last > kLanes ? kLanes : last;
-    weight[p] = select_lanes(weight[p], first, last, zero);
-  }
-  const float most =
-      largest_lane(larger(larger(weight[0], weight[1]), larger(weight[2], weight[3])));
-  const F16 inverse = F16::all(most > 0 ? kLargestWeight / most : 0.0f);
-  CHAIRLIFT_UNROLL
-  for (int p = 0; p < kTileGroupPages; ++p) {
-    const int64_t at = q * kTileGroupTokens + p * kLanes;
-    store_bytes(weight[p] * inverse, batch.high + at, batch.low + at);
-  }
-  batch.largest[q] = largest;
-  batch.unit[q] = most / kLargestWeight;
+// A bit for each token of a group.
+using TokenMask = uint64_t;
+static_assert(kTileGroupTokens == 64, "bits of a mask");
+
+CHAIRLIFT_INLINE TokenMask mask_tokens(int64_t begin, int64_t end) {
+  if (end <= 0 || begin >= kTileGroupTokens) return 0;
+  const TokenMask all = ~TokenMask{0}, from = begin > 0 ? all << begin : all;
+  return end < kTileGroupTokens ? from & ~(all << end) : from;
 }
 
-CHAIRLIFT_INLINE void weigh_nothing(GroupBatch& batch, int64_t q) {
-  for (int i = 0; i < kTileGroupTokens; ++i) {
-    batch.high[q * kTileGroupTokens + i] = batch.low[q * kTileGroupTokens + i] = 0;
+CHAIRLIFT_INLINE uint16_t mask_of_page(TokenMask mask, int page) {
+  return static_cast<uint16_t>(mask >> (page * kLanes));
+}
+
+// Pages up to the last token of the mask.
+CHAIRLIFT_INLINE int count_pages(TokenMask mask) {
+  int count = kTileGroupPages;
+  while (count > 0 && mask_of_page(mask, count - 1) == 0) --count;
+  return count;
+}
+
+// Scores of queries [q, q + QUERIES) to integer weights.  MASKED: each sees some of the group's
+// tokens, in `count` pages.
+template <bool MASKED, int QUERIES>
+CHAIRLIFT_NOINLINE void weigh(GroupBatch& batch, int64_t q, const uint8_t* const* pages, int count,
+                              const KvLayout& layout, const TokenMask* seen) {
+  const F16 nothing = F16::all(kNothing), zero = F16::all(0.0f);
+  F16 weight[QUERIES][kTileGroupPages], most[QUERIES];
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < QUERIES; ++i) {
+    F16(&w)[kTileGroupPages] = weight[i];
+    CHAIRLIFT_UNROLL
+    for (int p = 0; p < kTileGroupPages; ++p) {
+      w[p] = F16::load(batch.scores + (q + i) * kTileGroupTokens + p * kLanes);
+      if (MASKED) w[p] = select_lanes(mask_of_page(seen[i], p), w[p], nothing);
+    }
+    most[i] = larger(larger(w[0], w[1]), larger(w[2], w[3]));
   }
-  for (int i = 0; i < kLanes; ++i) batch.totals[q * kLanes + i] = 0.0f;
-  batch.largest[q] = kNothing;
-  batch.unit[q] = 0.0f;
+  if (MASKED || !kScoresFindLargest) store_largest(most, batch.largest + q);
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < QUERIES; ++i) {
+    F16(&w)[kTileGroupPages] = weight[i];
+    F16 largest = F16::all(batch.largest[q + i]);
+    if (MASKED) largest = larger(largest, F16::all(kLowest));  // it may see nothing
+    CHAIRLIFT_UNROLL
+    for (int p = 0; p < kTileGroupPages; ++p) w[p] = exp2_at_least(w[p] - largest);
+    ((w[0] + w[1]) + (w[2] + w[3])).store(batch.totals + (q + i) * kLanes);
+    CHAIRLIFT_UNROLL
+    for (int p = 0; p < kTileGroupPages; ++p) {
+      if (MASKED && p >= count) {
+        w[p] = zero;
+        continue;
+      }
+      w[p] = w[p] * F16::load(reinterpret_cast<const float*>(pages[p] + layout.value_scales()));
+      // A scale that was never stored may be no number.
+      if (MASKED) w[p] = select_lanes(mask_of_page(seen[i], p), w[p], zero);
+    }
+    most[i] = larger_positive(larger_positive(w[0], w[1]), larger_positive(w[2], w[3]));
+  }
+  store_largest(most, batch.most + q);
+  float inverse[QUERIES];
+  for (int i = 0; i < QUERIES; ++i) {
+    const float divisor = batch.most[q + i];
+    inverse[i] = kLargestWeight / (divisor > kSmallestWeight ? divisor : kSmallestWeight);
+  }
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < QUERIES; ++i) {
+    F16(&w)[kTileGroupPages] = weight[i];
+    CHAIRLIFT_UNROLL
+    for (int p = 0; p < kTileGroupPages; ++p) w[p] = w[p] * F16::all(inverse[i]);
+    const int64_t at = (q + i) * kTileGroupTokens;
+    store_weights(w, batch.high + at, batch.low + at);
+  }
+}
+
+template <bool MASKED, int QUERIES = kWeighQueries>
+CHAIRLIFT_INLINE void weigh_up_to(int64_t num_queries, GroupBatch& batch, int64_t q,
+                                  const uint8_t* const* pages, int count, const KvLayout& layout,
+                                  const TokenMask* seen) {
+  if constexpr (QUERIES > 1) {
+    if (num_queries < QUERIES) {
+      return weigh_up_to<MASKED, QUERIES - 1>(num_queries, batch, q, pages, count, layout, seen);
+    }
+  }
+  weigh<MASKED, QUERIES>(batch, q, pages, count, layout, seen);
 }
 
 // Factors on what was summed so far and on the group's part, and the new maximum.
-CHAIRLIFT_INLINE void rescale(F16 before, F16 group, F16 unit, F16* keep, F16* add_total, F16* add,
+CHAIRLIFT_INLINE void rescale(F16 before, F16 group, F16 most, F16* keep, F16* add_total, F16* add,
                               F16* after) {
   *after = larger(before, group);
-  *keep = exp2_negative(before - *after);
-  *add_total = exp2_negative(group - *after);
-  *add = *add_total * unit;
+  const F16 finite = larger(*after, F16::all(kLowest));  // nothing may have been seen yet
+  *keep = exp2_negative(before - finite);
+  *add_total = exp2_negative(group - finite);
+  *add = *add_total * (most / F16::all(kLargestWeight));
 }
 
 // -- tiles ---------------------------------------------------------------------------------------
@@ -390,6 +439,24 @@ CHAIRLIFT_INLINE int64_t first_query_index(const chairlift_attention& task, cons
   return (tile.first_row + row) * task.num_heads + (tile.first_kv_head + head) * group;
 }
 
+// Copies `dim` codes; returns their sum.
+CHAIRLIFT_INLINE int32_t copy_codes(const int8_t* codes, int64_t dim, int8_t* copy) {
+  const int8_t ones[4] = {1, 1, 1, 1};
+  I16 sums = I16::all(0);
+  int64_t i = 0;
+  for (; i + kCodesBytes <= dim; i += kCodesBytes) {
+    const Codes some = Codes::load(reinterpret_cast<const uint8_t*>(codes + i));
+    some.store(reinterpret_cast<uint8_t*>(copy + i));
+    sums = add_dots(sums, repeat_bytes(ones), some);
+  }
+  int32_t sum = static_cast<int32_t>(sum_lanes(to_float(sums)));
+  for (; i < dim; i += kLanes) {
+    std::memcpy(copy + i, codes + i, kLanes);
+    sum += sum_codes(codes + i);
+  }
+  return sum;
+}
+
 void start_queries(const chairlift_attention& task, const KvTile& tile, int64_t group,
                    const KvState& state) {
   const int64_t dim = task.head_dim;
@@ -400,10 +467,7 @@ void start_queries(const chairlift_attention& task, const KvTile& tile, int64_t 
       const int64_t index = first_query_index(task, tile, group, head, row);
       for (int64_t g = 0; g < group; ++g, ++q) {
         const int8_t* query = static_cast<const int8_t*>(task.query) + (index + g) * dim;
-        int32_t sum = 0;
-        for (int64_t i = 0; i < dim; i += kLanes) sum += sum_codes(query + i);
-        std::memcpy(state.codes + q * dim, query, static_cast<size_t>(dim));
-        state.starts[q] = -128 * sum;
+        state.starts[q] = -128 * copy_codes(query, dim, state.codes + q * dim);
         state.factors[q] = task.query_scales[index + g] * log2_scale;
         state.largest[q] = kNothing;
       }
@@ -447,28 +511,22 @@ struct HeadPages {
 };
 
 // Merges the group's maxima and totals into the state; fills `keep` and `add`.
-CHAIRLIFT_INLINE void merge_totals(GroupBatch& batch, int64_t num, bool all_see, float* largest,
-                                   float* totals) {
+CHAIRLIFT_INLINE void merge_totals(GroupBatch& batch, int64_t num, float* largest, float* totals) {
   for (int64_t q = 0; q < num; q += kLanes) {
     F16 keep, add_total, add, after;
-    rescale(F16::load(largest + q), F16::load(batch.largest + q), F16::load(batch.unit + q), &keep,
+    rescale(F16::load(largest + q), F16::load(batch.largest + q), F16::load(batch.most + q), &keep,
             &add_total, &add, &after);
     keep.store(batch.keep + q);
     add.store(batch.add + q);
-    after.store(batch.new_largest + q);
-    float factor[kLanes];
-    add_total.store(factor);
-    for (int64_t i = q; i < num && i < q + kLanes; ++i) {
-      if (!all_see && batch.largest[i] == kNothing) {
-        batch.keep[i] = 1.0f;
-        batch.add[i] = factor[i - q] = 0.0f;
-      }
-      largest[i] = batch.new_largest[i];
-      float* total = totals + i * kLanes;
-      multiply_add(F16::load(total), F16::all(batch.keep[i]),
-                   F16::load(batch.totals + i * kLanes) * F16::all(factor[i - q]))
-          .store(total);
-    }
+    add_total.store(batch.add_total + q);
+    after.store(batch.largest + q);
+  }
+  for (int64_t q = 0; q < num; ++q) {
+    largest[q] = batch.largest[q];
+    float* total = totals + q * kLanes;
+    multiply_add(F16::load(total), F16::all(batch.keep[q]),
+                 F16::load(batch.totals + q * kLanes) * F16::all(batch.add_total[q]))
+        .store(total);
   }
 }
 
@@ -477,7 +535,7 @@ CHAIRLIFT_INLINE void store_totals(GroupBatch& batch, int64_t num, int64_t dim, 
   for (int64_t q = 0; q < num; ++q) {
     float* record = records + q * (kPartialSums + dim);
     record[0] = batch.largest[q];
-    record[1] = batch.unit[q];
+    record[1] = batch.most[q];
     F16::load(batch.totals + q * kLanes).store(record + kPartialTotals);
     for (int64_t i = 0; i < dim; i += kLanes) F16::all(0.0f).store(record + kPartialSums + i);
     batch.keep[q] = 0.0f;
@@ -485,67 +543,118 @@ CHAIRLIFT_INLINE void store_totals(GroupBatch& batch, int64_t num, int64_t dim, 
   }
 }
 
-CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile& tile,
-                                   int64_t group_heads, const BatchRange& range, int64_t group,
-                                   const HeadPages* heads, int count, Fetcher& fetcher,
-                                   const KvState& state) {
-  const KvLayout layout = {task.head_dim};
-  const int64_t dim = task.head_dim, group_start = group * kGroupTokens;
-  const int64_t head_queries = tile.num_rows * group_heads;
-  const int64_t num_rows = (range.first_in_row + range.num + group_heads - 1) / group_heads;
-  const Span first_seen = seen_from(task, tile.first_position + range.first_row);
-  const Span last_seen = seen_from(task, tile.first_position + range.first_row + num_rows - 1);
-  const bool sees_any =
-      last_seen.end > group_start && first_seen.begin < group_start + kGroupTokens;
-  if (!sees_any && !tile.partials) return;
-  const int64_t pages_seen = (last_seen.end - group_start + kPageTokens - 1) / kPageTokens;
-  if (pages_seen < count) count = pages_seen < 0 ? 0 : static_cast<int>(pages_seen);
+// A batch on its way through one group.
+struct BatchStep {
+  const KvState& state;
+  const KvLayout layout;
+  const HeadPages* heads;  // of the batch
+  int64_t num_heads;
+  int64_t num;            // queries of each
+  int64_t base;           // of the first one in the state
+  const TokenMask* seen;  // of a head's queries; null: all see the whole group
+  Fetcher& fetcher;
 
-  GroupBatch& batch = *state.batch;
-  const int64_t base = range.first_head * head_queries + range.first;
-  const int64_t num = range.num, total = range.num_heads * num;
-  // Shares of what is to be fetched, about as the phases share time.
-  const int64_t lines = fetcher.page_lines * (fetcher.num_pages - fetcher.index);
-  int64_t num_steps = (num + kDotQueries - 1) / kDotQueries;
-  int64_t portion =
-      (lines * 5 / 16 + range.num_heads * num_steps - 1) / (range.num_heads * num_steps);
-  for (int64_t head = 0; head < range.num_heads; ++head) {
-    const HeadPages& pages = heads[range.first_head + head];
+  // Pages up to the last of which queries [q, q + size) see anything.
+  CHAIRLIFT_INLINE int count_for(int64_t q, int64_t size) const {
+    if (!seen) return kTileGroupPages;
+    TokenMask any = 0;  // with a window it may be the first query that sees most
+    for (int64_t i = q; i < q + size; ++i) any |= seen[i];
+    return count_pages(any);
+  }
+};
+
+// Calls `work(head, q, size, portion)` for all queries, at most `at_once` of a head at a time and
+// in numbers that differ by one at most; a portion is what each is to fetch for all to fetch
+// `lines`.
+template <class Work>
+CHAIRLIFT_INLINE void for_steps(const BatchStep& step, int64_t at_once, int64_t lines,
+                                const Work& work) {
+  const int64_t num_steps = (step.num + at_once - 1) / at_once, all = step.num_heads * num_steps;
+  const int64_t portion = (lines + all - 1) / all;
+  for (int64_t head = 0; head < step.num_heads; ++head) {
     int64_t q = 0;
-    for (int64_t step = num_steps; step > 0; --step) {
-      const int64_t size = (num - q + step - 1) / step, at = head * num + q;
-      score_up_to<kDotQueries>(size, state.codes + (base + at) * dim, state.starts + base + at,
-                               state.factors + base + at, pages.at, count, fetcher.take(portion),
-                               layout, batch.scores + at * kTileGroupTokens);
+    for (int64_t left = num_steps; left > 0; --left) {
+      const int64_t size = (step.num - q + left - 1) / left;
+      work(head, q, size, portion);
       q += size;
     }
   }
+}
 
-  bool all_see = true;
-  portion = (lines * 4 / 16 + total - 1) / total;
-  for (int64_t head = 0; head < range.num_heads; ++head) {
-    const uint8_t* const* pages = heads[range.first_head + head].at;
-    int64_t row = range.first_row, in_row = range.first_in_row;
-    for (int64_t q = head * num; q < (head + 1) * num; ++q) {
-      fetch(fetcher.take(portion), 0, portion);
-      const Span seen = seen_from(task, tile.first_position + row);
-      const int64_t begin = seen.begin - group_start, end = seen.end - group_start;
-      if (begin <= 0 && end >= kGroupTokens) {
-        weigh<true>(batch, q, pages, kTileGroupPages, layout, 0, kTileGroupTokens);
-      } else if (begin < kGroupTokens && end > 0) {
-        weigh<false>(batch, q, pages, count, layout, begin < 0 ? 0 : static_cast<int>(begin),
-                     static_cast<int>(smaller_of(end, kGroupTokens)));
-      } else {
-        weigh_nothing(batch, q);
-        all_see = false;
-      }
+CHAIRLIFT_INLINE void score_batch(const BatchStep& step, int64_t lines) {
+  const int64_t dim = step.layout.head_dim;
+  const KvState& state = step.state;
+  for_steps(step, kDotQueries, lines, [&](int64_t head, int64_t q, int64_t size, int64_t portion) {
+    const int64_t at = head * step.num + q, query = step.base + at;
+    score_up_to<kDotQueries>(
+        size, state.codes + query * dim, state.starts + query, state.factors + query,
+        step.heads[head].at, step.count_for(q, size), step.fetcher.take(portion), step.layout,
+        state.batch->scores + at * kTileGroupTokens, state.batch->largest + at);
+  });
+}
+
+CHAIRLIFT_INLINE void weigh_batch(const BatchStep& step, int64_t lines) {
+  GroupBatch& batch = *step.state.batch;
+  for_steps(step, kWeighQueries, lines,
+            [&](int64_t head, int64_t q, int64_t size, int64_t portion) {
+              fetch(step.fetcher.take(portion), 0, portion);
+              const int64_t at = head * step.num + q;
+              const uint8_t* const* pages = step.heads[head].at;
+              const int count = step.count_for(q, size);
+              if (step.seen) {
+                weigh_up_to<true>(size, batch, at, pages, count, step.layout, step.seen + q);
+              } else {
+                weigh_up_to<false>(size, batch, at, pages, count, step.layout, nullptr);
+              }
+            });
+}
+
+CHAIRLIFT_INLINE void mix_batch(const BatchStep& step, int64_t lines, float* sums, int64_t stride) {
+  const GroupBatch& batch = *step.state.batch;
+  for_steps(step, kMixQueries, lines, [&](int64_t head, int64_t q, int64_t size, int64_t portion) {
+    const int64_t at = head * step.num + q;
+    mix_up_to<kMixQueries>(size, batch.high + at * kTileGroupTokens,
+                           batch.low + at * kTileGroupTokens, step.heads[head].at,
+                           step.count_for(q, size), step.fetcher.take(portion), step.layout,
+                           batch.keep + at, batch.add + at, sums + at * stride, stride);
+  });
+}
+
+CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile& tile,
+                                   int64_t group_heads, const BatchRange& range, int64_t group,
+                                   const HeadPages* heads, Fetcher& fetcher, const KvState& state) {
+  const int64_t dim = task.head_dim, group_start = group * kGroupTokens;
+  const int64_t head_queries = tile.num_rows * group_heads;
+  const int64_t num_rows = (range.first_in_row + range.num + group_heads - 1) / group_heads;
+  const int64_t first_position = tile.first_position + range.first_row;
+  const Span first_seen = seen_from(task, first_position);
+  const Span last_seen = seen_from(task, first_position + num_rows - 1);
+  const bool sees_any =
+      last_seen.end > group_start && first_seen.begin < group_start + kGroupTokens;
+  if (!sees_any && !tile.partials) return;
+  const bool see_all =
+      first_seen.end >= group_start + kGroupTokens && last_seen.begin <= group_start;
+  TokenMask seen[kBatchQueries];
+  if (!see_all) {
+    int64_t position = first_position, in_row = range.first_in_row;
+    for (int64_t q = 0; q < range.num; ++q) {
+      const Span span = seen_from(task, position);
+      seen[q] = mask_tokens(span.begin - group_start, span.end - group_start);
       if (++in_row == group_heads) {
         in_row = 0;
-        ++row;
+        ++position;
       }
     }
   }
 
+  const int64_t base = range.first_head * head_queries + range.first;
+  const int64_t total = range.num_heads * range.num;
+  const BatchStep step = {state,     {dim}, heads + range.first_head, range.num_heads,
+                          range.num, base,  see_all ? nullptr : seen, fetcher};
+  // Shares of what is to be fetched, about as the phases share time.
+  const int64_t lines = fetcher.page_lines * (fetcher.num_pages - fetcher.index);
+  score_batch(step, lines * 5 / 16);
+  weigh_batch(step, lines * 4 / 16);
   float* sums = state.sums + base * dim;
   int64_t stride = dim;
   if (tile.partials) {
@@ -553,26 +662,12 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile
     float* records =
         tile.partials +
         ((group - tile.first_group) * tile.num_kv_heads * head_queries + base) * stride;
-    store_totals(batch, total, dim, records);
+    store_totals(*state.batch, total, dim, records);
     sums = records + kPartialSums;
   } else {
-    merge_totals(batch, total, all_see, state.largest + base, state.totals + base * kLanes);
+    merge_totals(*state.batch, total, state.largest + base, state.totals + base * kLanes);
   }
-
-  num_steps = (num + kMixQueries - 1) / kMixQueries;
-  portion = (lines * 7 / 16 + range.num_heads * num_steps - 1) / (range.num_heads * num_steps);
-  for (int64_t head = 0; head < range.num_heads; ++head) {
-    const HeadPages& pages = heads[range.first_head + head];
-    int64_t q = 0;
-    for (int64_t step = num_steps; step > 0; --step) {
-      const int64_t size = (num - q + step - 1) / step, at = head * num + q;
-      mix_up_to<kMixQueries>(size, batch.high + at * kTileGroupTokens,
-                             batch.low + at * kTileGroupTokens, pages.at, count,
-                             fetcher.take(portion), layout, batch.keep + at, batch.add + at,
-                             sums + at * stride, stride);
-      q += size;
-    }
-  }
+  mix_batch(step, lines * 7 / 16, sums, stride);
 }
 
 CHAIRLIFT_INLINE void point_to_heads(const KvTile& tile, const GroupPages& pages,
@@ -625,7 +720,7 @@ void attend_tile(const chairlift_attention& task, const KvTile& tile, const KvTi
       range.first_row = range.first_in_row = 0;
       for (range.first = 0; range.first < head_queries; range.first += kBatchQueries) {
         range.num = smaller_of(kBatchQueries, head_queries - range.first);
-        attend_batch(task, tile, group_heads, range, group, heads, pages.count, fetcher, state);
+        attend_batch(task, tile, group_heads, range, group, heads, fetcher, state);
         for (range.first_in_row += range.num; range.first_in_row >= group_heads;
              range.first_in_row -= group_heads) {
           ++range.first_row;

@@ -36,17 +36,49 @@ CHAIRLIFT_INLINE void keep_in_register(Codes& a) {
 #endif
 }
 
-// Rounds x, from 0 to 65535, to the nearest integer; writes its upper and lower bytes.
-CHAIRLIFT_INLINE void store_bytes(F16 x, uint8_t* high, uint8_t* low) {
-  const __m512i n = _mm512_cvtps_epi32(x.v);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(_mm512_srli_epi32(n, 8)));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(n));
+// Rounds numbers from 0 to 65535, one for each token of four pages, to integers; writes their upper
+// and lower bytes, [4][page][4 tokens], the order in which packing leaves them.
+CHAIRLIFT_INLINE void store_weights(const F16 (&x)[4], uint8_t* high, uint8_t* low) {
+  const __m512i byte = _mm512_set1_epi16(255);
+  const __m512i first = _mm512_packus_epi32(_mm512_cvtps_epi32(x[0].v), _mm512_cvtps_epi32(x[1].v));
+  const __m512i second =
+      _mm512_packus_epi32(_mm512_cvtps_epi32(x[2].v), _mm512_cvtps_epi32(x[3].v));
+  _mm512_storeu_si512(
+      low, _mm512_packus_epi16(_mm512_and_si512(first, byte), _mm512_and_si512(second, byte)));
+  _mm512_storeu_si512(
+      high, _mm512_packus_epi16(_mm512_srli_epi16(first, 8), _mm512_srli_epi16(second, 8)));
 }
 
-// x in lanes [begin, end), `other` elsewhere
-CHAIRLIFT_INLINE F16 select_lanes(F16 x, int begin, int end, F16 other) {
-  const uint32_t mask = ((1u << end) - 1) & ~((1u << begin) - 1);
-  return {_mm512_mask_mov_ps(other.v, static_cast<__mmask16>(mask), x.v)};
+// Lanes of `x` where the mask has a bit, those of `other` elsewhere.
+CHAIRLIFT_INLINE F16 select_lanes(uint16_t mask, F16 x, F16 other) {
+  return {_mm512_mask_mov_ps(other.v, mask, x.v)};
+}
+
+// Of numbers that are not negative: as integers, which more units compare.
+CHAIRLIFT_INLINE F16 larger_positive(F16 a, F16 b) {
+  return {
+      _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+}
+
+// The larger of x <= 0 and `limit` < 0.
+CHAIRLIFT_INLINE F16 not_below(F16 x, F16 limit) {
+  return {_mm512_castsi512_ps(
+      _mm512_min_epu32(_mm512_castps_si512(x.v), _mm512_castps_si512(limit.v)))};
+}
+
+// Writes the largest lane of x[i] to out[i], and something to the rest of out[4].
+template <int COUNT>
+CHAIRLIFT_INLINE void store_largest_lanes(const F16 (&x)[COUNT], float* out) {
+  static_assert(COUNT >= 1 && COUNT <= 4, "one for each lane of 128 bits");
+  const __m512 a = x[0].v, b = x[1 % COUNT].v, c = x[2 % COUNT].v, d = x[3 % COUNT].v;
+  const __m512d ab =
+      _mm512_castps_pd(_mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+  const __m512d cd =
+      _mm512_castps_pd(_mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+  const __m512 four = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                                    _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  const __m256 two = _mm256_max_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+  _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
 }
 
 // p * 2^n for whole n
@@ -80,16 +112,20 @@ CHAIRLIFT_INLINE I16 add_dots(I16 sum, Codes a, Codes b) {
   return {add_dots(sum.low, a.low, b.low), add_dots(sum.high, a.high, b.high)};
 }
 
-CHAIRLIFT_INLINE void store_bytes(F16 x, uint8_t* high, uint8_t* low) {
-  // Sixteen 16-bit integers, put back in order after the lane-wise pack.
-  const __m256i packed = _mm256_permute4x64_epi64(
-      _mm256_packus_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)), 0xd8);
-  const __m256i bytes =
-      _mm256_permute4x64_epi64(_mm256_packus_epi16(_mm256_and_si256(packed, _mm256_set1_epi16(255)),
-                                                   _mm256_srli_epi16(packed, 8)),
-                               0xd8);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm256_castsi256_si128(bytes));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(bytes, 1));
+CHAIRLIFT_INLINE void store_weights(const __m256 (&x)[4], uint8_t* high, uint8_t* low) {
+  const __m256i byte = _mm256_set1_epi16(255);
+  const __m256i first = _mm256_packus_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+  const __m256i second = _mm256_packus_epi32(_mm256_cvtps_epi32(x[2]), _mm256_cvtps_epi32(x[3]));
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(low),
+      _mm256_packus_epi16(_mm256_and_si256(first, byte), _mm256_and_si256(second, byte)));
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(high),
+      _mm256_packus_epi16(_mm256_srli_epi16(first, 8), _mm256_srli_epi16(second, 8)));
+}
+CHAIRLIFT_INLINE void store_weights(const F16 (&x)[4], uint8_t* high, uint8_t* low) {
+  store_weights({x[0].low, x[1].low, x[2].low, x[3].low}, high, low);
+  store_weights({x[0].high, x[1].high, x[2].high, x[3].high}, high + 32, low + 32);
 }
 
 CHAIRLIFT_INLINE F16 round_to_integer(F16 x) {
@@ -127,13 +163,16 @@ CHAIRLIFT_INLINE F16 scale_by_power(F16 p, F16 n) {
   return p * power_of_two(n + F16::all(12582912.0f));
 }
 
-CHAIRLIFT_INLINE void store_bytes(F16 x, uint8_t* high, uint8_t* low) {
-  float lane[kLanes];
-  round_to_integer(x).store(lane);
-  for (int i = 0; i < kLanes; ++i) {
-    const uint32_t n = lane[i] >= 0 && lane[i] <= 65535 ? static_cast<uint32_t>(lane[i]) : 0;
-    high[i] = static_cast<uint8_t>(n >> 8);
-    low[i] = static_cast<uint8_t>(n);
+CHAIRLIFT_INLINE void store_weights(const F16 (&x)[4], uint8_t* high, uint8_t* low) {
+  for (int page = 0; page < 4; ++page) {
+    float lane[kLanes];
+    round_to_integer(x[page]).store(lane);
+    for (int i = 0; i < kLanes; ++i) {
+      const uint32_t n = lane[i] >= 0 && lane[i] <= 65535 ? static_cast<uint32_t>(lane[i]) : 0;
+      const int at = i / 4 * 16 + page * 4 + i % 4;
+      high[at] = static_cast<uint8_t>(n >> 8);
+      low[at] = static_cast<uint8_t>(n);
+    }
   }
 }
 
@@ -158,30 +197,47 @@ CHAIRLIFT_INLINE I16 join_bytes(const I16& high, const I16& low) {
 
 CHAIRLIFT_INLINE void keep_in_register(Codes&) {}
 
-CHAIRLIFT_INLINE F16 select_lanes(F16 x, int begin, int end, F16 other) {
+CHAIRLIFT_INLINE F16 select_lanes(uint16_t mask, F16 x, F16 other) {
   float lane[kLanes], rest[kLanes];
   x.store(lane);
   other.store(rest);
-  for (int i = 0; i < kLanes; ++i) lane[i] = i >= begin && i < end ? lane[i] : rest[i];
+  for (int i = 0; i < kLanes; ++i) lane[i] = mask >> i & 1 ? lane[i] : rest[i];
   return F16::load(lane);
+}
+
+CHAIRLIFT_INLINE F16 larger_positive(F16 a, F16 b) { return larger(a, b); }
+
+CHAIRLIFT_INLINE F16 not_below(F16 x, F16 limit) { return larger(x, limit); }
+
+template <int COUNT>
+CHAIRLIFT_INLINE void store_largest_lanes(const F16 (&x)[COUNT], float* out) {
+  for (int i = 0; i < COUNT; ++i) out[i] = largest_lane(x[i]);
 }
 
 #endif
 
-// 2^x for x <= 0 to about 2 ulp, and exactly 1 at 0.  Below -126, where the result would be
-// denormal, it is 0; so it is for -inf.
-CHAIRLIFT_INLINE F16 exp2_negative(F16 x) {
-  const F16 limit = F16::all(-126.0f);
-  const F16 clamped = larger(limit, x);
-  const F16 n = round_to_integer(clamped);
-  const F16 r = clamped - n;
+// 2^r for |r| <= 1/2, to about 2 ulp, and exactly 1 at 0
+CHAIRLIFT_INLINE F16 exp2_of_fraction(F16 r) {
   F16 p = F16::all(1.326472733e-3f);
   p = multiply_add(p, r, F16::all(9.671512991e-3f));
   p = multiply_add(p, r, F16::all(5.550733581e-2f));
   p = multiply_add(p, r, F16::all(2.402224243e-1f));
   p = multiply_add(p, r, F16::all(6.931470037e-1f));
-  p = multiply_add(p, r, F16::all(1.0f));
-  return zero_below(scale_by_power(p, n), x, limit);
+  return multiply_add(p, r, F16::all(1.0f));
+}
+
+// 2^x for x <= 0.  Below -126, where the result would be denormal, it is 0; so it is for -inf.
+CHAIRLIFT_INLINE F16 exp2_negative(F16 x) {
+  const F16 n = round_to_integer(x);
+  const F16 power = scale_by_power(exp2_of_fraction(x - n), n);
+  return zero_below(power, x, F16::all(-126.0f));
+}
+
+// The same, but for 2^-126 where that is 0: what is too small to count need not be told apart.
+CHAIRLIFT_INLINE F16 exp2_at_least(F16 x) {
+  x = not_below(x, F16::all(-126.0f));
+  const F16 n = round_to_integer(x);
+  return scale_by_power(exp2_of_fraction(x - n), n);
 }
 
 }  // namespace

@@ -60,23 +60,57 @@ CHAIRLIFT_INLINE void rotate_head(const float* x, const float* cos, const float*
   for (int64_t i = 2 * half; i < dim; ++i) out[i] = x[i];
 }
 
-// Codes from -127 to 127 of one head; returns their scale.
-CHAIRLIFT_INLINE float quantize_head(const float* x, int64_t dim, int8_t* codes) {
-  Magnitude most = magnitude(F16::load(x));
-  for (int64_t i = kLanes; i < dim; i += kLanes) most = larger(most, magnitude(F16::load(x + i)));
-  const uint32_t bits = largest_lane(most);
-  float largest;
-  std::memcpy(&largest, &bits, sizeof largest);
-  if (largest < kSmallestMagnitude) {
-    for (int64_t i = 0; i < dim; ++i) codes[i] = 0;
-    return 0.0f;
+// -- bytes ---------------------------------------------------------------------------------------
+
+constexpr int kHeadsAtOnce = 16;  // a vector of scales
+static_assert(kStoreScratchHeads >= kHeadsAtOnce + 2, "rotated, normed, and codes");
+
+#if defined(CHAIRLIFT_VEC_AVX512)
+CHAIRLIFT_INLINE F16 largest_lanes(const Magnitude (&x)[kHeadsAtOnce]) {
+  __m512i lanes[kHeadsAtOnce];
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < kHeadsAtOnce; ++i) lanes[i] = x[i].v;
+  return {_mm512_castsi512_ps(combine_lanes<CombineLargest>(lanes))};
+}
+#else
+CHAIRLIFT_INLINE F16 largest_lanes(const Magnitude (&x)[kHeadsAtOnce]) {
+  uint32_t bits[kLanes];
+  for (int i = 0; i < kHeadsAtOnce; ++i) bits[i] = largest_lane(x[i]);
+  float lane[kLanes];
+  std::memcpy(lane, bits, sizeof lane);
+  return F16::load(lane);
+}
+#endif
+
+// What multiplies the numbers of some heads to give codes from -127 to 127, and what gives the
+// numbers back.
+struct HeadScales {
+  float inverse[kHeadsAtOnce];
+  float scale[kHeadsAtOnce];
+};
+
+CHAIRLIFT_INLINE HeadScales find_scales(const float* const (&heads)[kHeadsAtOnce], int64_t dim) {
+  Magnitude most[kHeadsAtOnce];
+  CHAIRLIFT_UNROLL
+  for (int i = 0; i < kHeadsAtOnce; ++i) most[i] = magnitude(F16::load(heads[i]));
+  for (int64_t k = kLanes; k < dim; k += kLanes) {
+    CHAIRLIFT_UNROLL
+    for (int i = 0; i < kHeadsAtOnce; ++i) {
+      most[i] = larger(most[i], magnitude(F16::load(heads[i] + k)));
+    }
   }
-  const F16 inverse = F16::all(127.0f / largest);
+  const F16 largest = largest_lanes(most), limit = F16::all(kSmallestMagnitude);
+  HeadScales scales;
+  zero_below(F16::all(127.0f) / largest, largest, limit).store(scales.inverse);
+  zero_below(largest / F16::all(127.0f), largest, limit).store(scales.scale);
+  return scales;
+}
+
+CHAIRLIFT_INLINE void write_head_codes(const float* x, float inverse, int64_t dim, int8_t* codes) {
   const F16 to_integer = F16::all(12582912.0f);  // 1.5 * 2^23
   for (int64_t i = 0; i < dim; i += kLanes) {
-    store_low_bytes(F16::load(x + i) * inverse + to_integer, codes + i);
+    store_low_bytes(F16::load(x + i) * F16::all(inverse) + to_integer, codes + i);
   }
-  return largest / 127.0f;
 }
 
 CHAIRLIFT_INLINE void store_key(const int8_t* codes, int64_t dim, uint8_t* page, int64_t token) {
@@ -88,52 +122,137 @@ CHAIRLIFT_INLINE void store_key(const int8_t* codes, int64_t dim, uint8_t* page,
   }
 }
 
-CHAIRLIFT_INLINE void store_value(const int8_t* codes, int64_t dim, uint8_t* values,
-                                  int64_t token) {
-  uint8_t* out = values + token / 4 * dim * 4 + token % 4;
-  for (int64_t i = 0; i < dim; ++i) out[4 * i] = static_cast<uint8_t>(codes[i]);
+// Sixteen codes to every fourth byte; others may write to the bytes in between meanwhile.
+CHAIRLIFT_INLINE void store_every_fourth(const int8_t* codes, uint8_t* out, int64_t first) {
+#if defined(CHAIRLIFT_VEC_AVX512)
+  const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  const __m512i spread = _mm512_sll_epi32(_mm512_cvtepu8_epi32(sixteen),
+                                          _mm_cvtsi32_si128(static_cast<int>(8 * first)));
+  _mm512_mask_storeu_epi8(out, 0x1111111111111111ull << first, spread);
+#else
+  for (int i = 0; i < kLanes; ++i) out[4 * i + first] = static_cast<uint8_t>(codes[i]);
+#endif
 }
 
-// What becomes of one token's heads in a cache of bytes.
-class ByteSlot {
+CHAIRLIFT_INLINE void store_value(const int8_t* codes, int64_t dim, uint8_t* values,
+                                  int64_t token) {
+  uint8_t* out = values + token / 4 * dim * 4;
+  for (int64_t i = 0; i < dim; i += kLanes) store_every_fourth(codes + i, out + 4 * i, token % 4);
+}
+
+// Where one token's keys and values lie in a cache of bytes.
+class ByteToken {
  public:
-  CHAIRLIFT_INLINE ByteSlot(const chairlift_qkv_to_cache& task, int64_t row, float* scratch)
-      : task_(task), row_(row), codes_(reinterpret_cast<int8_t*>(scratch)) {
-    const int64_t slot = task.slots[row], offset = slot % task.block_size;
+  CHAIRLIFT_INLINE ByteToken(const chairlift_qkv_to_cache& task, int64_t slot)
+      : layout_{task.head_dim} {
+    const int64_t offset = slot % task.block_size;
     token_ = offset % kPageTokens;
     page_ = task.kv_cache + slot / task.block_size * task.block_stride +
-            offset / kPageTokens * task.num_kv_heads * layout().head_bytes();
+            offset / kPageTokens * task.num_kv_heads * layout_.head_bytes();
   }
 
-  CHAIRLIFT_INLINE void take_query(int64_t head, const float* x) {
-    const int64_t index = row_ * task_.num_heads + head;
-    int8_t* codes = static_cast<int8_t*>(task_.query) + index * task_.head_dim;
-    task_.query_scales[index] = quantize_head(x, task_.head_dim, codes);
+  CHAIRLIFT_INLINE void store_key_of(int64_t head, const int8_t* codes, float scale) const {
+    uint8_t* base = page_ + head * layout_.head_bytes();
+    store_key(codes, layout_.head_dim, base, token_);
+    std::memcpy(base + layout_.key_scales() + 4 * token_, &scale, 4);
   }
 
-  CHAIRLIFT_INLINE void take_key(int64_t head, const float* x) {
-    uint8_t* base = page_ + head * layout().head_bytes();
-    const float scale = quantize_head(x, task_.head_dim, codes_);
-    store_key(codes_, task_.head_dim, base, token_);
-    std::memcpy(base + layout().key_scales() + 4 * token_, &scale, 4);
+  CHAIRLIFT_INLINE void store_value_of(int64_t head, const int8_t* codes, float scale) const {
+    uint8_t* base = page_ + head * layout_.head_bytes();
+    store_value(codes, layout_.head_dim, base + layout_.values(), token_);
+    std::memcpy(base + layout_.value_scales() + 4 * token_, &scale, 4);
   }
 
-  CHAIRLIFT_INLINE void take_value(int64_t head, const float* x) {
-    uint8_t* base = page_ + head * layout().head_bytes();
-    const float scale = quantize_head(x, task_.head_dim, codes_);
-    store_value(codes_, task_.head_dim, base + layout().values(), token_);
-    std::memcpy(base + layout().value_scales() + 4 * token_, &scale, 4);
+  CHAIRLIFT_INLINE bool shares_page_with(const ByteToken& other) const {
+    return page_ == other.page_;
+  }
+
+  // Asks for the cache lines that will be written.
+  CHAIRLIFT_INLINE void claim(int64_t num_kv_heads) const {
+    const int64_t dim = layout_.head_dim;
+    for (int64_t head = 0; head < num_kv_heads; ++head) {
+      const uint8_t* base = page_ + head * layout_.head_bytes();
+      claim_bytes(base, 16 * dim + 64);
+      claim_bytes(base + layout_.values() + token_ / 4 * dim * 4, dim * 4);
+      claim_bytes(base + layout_.value_scales(), 64);
+    }
   }
 
  private:
-  CHAIRLIFT_INLINE KvLayout layout() const { return {task_.head_dim}; }
+  static CHAIRLIFT_INLINE void claim_bytes(const uint8_t* p, int64_t num_bytes) {
+#if defined(__GNUC__)
+    for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(p + i, 1);
+#else
+    (void)p, (void)num_bytes;
+#endif
+  }
 
-  const chairlift_qkv_to_cache& task_;
-  int64_t row_;
-  int8_t* codes_;
+  KvLayout layout_;
   uint8_t* page_;
   int64_t token_;
 };
+
+// One row to a cache of bytes.
+CHAIRLIFT_INLINE void store_qkv_bytes(const chairlift_qkv_to_cache& task, int64_t row,
+                                      const ByteToken& token, float* scratch) {
+  const int64_t dim = task.head_dim, half = task.rope_dim / 2;
+  const int64_t num_heads = task.num_heads, num_kv_heads = task.num_kv_heads;
+  const int64_t num_rotated = num_heads + num_kv_heads, num_all = num_rotated + num_kv_heads;
+  float* rotated = scratch;
+  float* normed = rotated + kHeadsAtOnce * dim;
+  int8_t* codes = reinterpret_cast<int8_t*>(normed + dim);
+  const float* x = task.qkv + row * num_all * dim;
+  const float* cos = task.cos + task.positions[row] * half;
+  const float* sin = task.sin + task.positions[row] * half;
+  for (int64_t first = 0; first < num_all; first += kHeadsAtOnce) {
+    const int64_t left = num_all - first, count = left < kHeadsAtOnce ? left : kHeadsAtOnce;
+    const float* heads[kHeadsAtOnce];
+    for (int64_t i = 0; i < count; ++i, x += dim) {
+      heads[i] = x;
+      if (first + i >= num_rotated) continue;
+      const float* weight = first + i < num_heads ? task.q_norm : task.k_norm;
+      if (weight) normalize_head(x, weight, dim, task.norm_eps, normed);
+      float* out = rotated + i * dim;
+      rotate_head(weight ? normed : x, cos, sin, half, task.rope_interleaved != 0, dim, out);
+      heads[i] = out;
+    }
+    for (int64_t i = count; i < kHeadsAtOnce; ++i) heads[i] = heads[0];
+    const HeadScales scales = find_scales(heads, dim);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t head = first + i;
+      if (head < num_heads) {
+        const int64_t index = row * num_heads + head;
+        int8_t* query = static_cast<int8_t*>(task.query) + index * dim;
+        write_head_codes(heads[i], scales.inverse[i], dim, query);
+        task.query_scales[index] = scales.scale[i];
+        continue;
+      }
+      write_head_codes(heads[i], scales.inverse[i], dim, codes);
+      if (head < num_rotated) {
+        token.store_key_of(head - num_heads, codes, scales.scale[i]);
+      } else {
+        token.store_value_of(head - num_rotated, codes, scales.scale[i]);
+      }
+    }
+  }
+}
+
+void store_rows_as_bytes(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
+                         float* scratch) {
+  // Where the next row goes is on its way from memory while this one is computed.
+  ByteToken token(task, task.slots[first_row]);
+  token.claim(task.num_kv_heads);
+  for (int64_t row = first_row; row < first_row + num_rows; ++row) {
+    const ByteToken current = token;
+    if (row + 1 < first_row + num_rows) {
+      token = ByteToken(task, task.slots[row + 1]);
+      if (!token.shares_page_with(current)) token.claim(task.num_kv_heads);
+    }
+    store_qkv_bytes(task, row, current, scratch);
+  }
+}
+
+// -- floats --------------------------------------------------------------------------------------
 
 // Where one token's keys and values lie in a cache of floats.
 template <class T>
@@ -170,31 +289,10 @@ class FloatToken {
   int64_t token_;
 };
 
-// What becomes of one token's heads in such a cache.
+// scratch: two heads
 template <class T>
-class FloatSlot {
- public:
-  CHAIRLIFT_INLINE FloatSlot(const chairlift_qkv_to_cache& task, int64_t row, float*)
-      : token_(task, task.slots[row]),
-        dim_(task.head_dim),
-        query_(static_cast<float*>(task.query) + row * task.num_heads * dim_) {}
-
-  CHAIRLIFT_INLINE void take_query(int64_t head, const float* x) {
-    store_floats(x, dim_, query_ + head * dim_);
-  }
-  CHAIRLIFT_INLINE void take_key(int64_t head, const float* x) { token_.store_key(head, x); }
-  CHAIRLIFT_INLINE void take_value(int64_t head, const float* x) { token_.store_value(head, x); }
-
- private:
-  FloatToken<T> token_;
-  int64_t dim_;
-  float* query_;
-};
-
-// scratch: two heads of floats and what SLOT needs, one of bytes at most
-template <class SLOT>
-void store_qkv_rows(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
-                    float* scratch) {
+void store_rows_as_floats(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
+                          float* scratch) {
   const int64_t dim = task.head_dim, half = task.rope_dim / 2;
   float* normed = scratch;
   float* rotated = normed + dim;
@@ -203,19 +301,17 @@ void store_qkv_rows(const chairlift_qkv_to_cache& task, int64_t first_row, int64
     const float* x = task.qkv + row * (num_heads + 2 * num_kv_heads) * dim;
     const float* cos = task.cos + task.positions[row] * half;
     const float* sin = task.sin + task.positions[row] * half;
-    SLOT slot(task, row, rotated + dim);
+    float* query = static_cast<float*>(task.query) + row * num_heads * dim;
+    const FloatToken<T> token(task, task.slots[row]);
     for (int64_t head = 0; head < num_heads + num_kv_heads; ++head, x += dim) {
       const bool is_query = head < num_heads;
       const float* weight = is_query ? task.q_norm : task.k_norm;
       if (weight) normalize_head(x, weight, dim, task.norm_eps, normed);
-      rotate_head(weight ? normed : x, cos, sin, half, task.rope_interleaved != 0, dim, rotated);
-      if (is_query) {
-        slot.take_query(head, rotated);
-      } else {
-        slot.take_key(head - num_heads, rotated);
-      }
+      float* out = is_query ? query + head * dim : rotated;
+      rotate_head(weight ? normed : x, cos, sin, half, task.rope_interleaved != 0, dim, out);
+      if (!is_query) token.store_key(head - num_heads, rotated);
     }
-    for (int64_t head = 0; head < num_kv_heads; ++head, x += dim) slot.take_value(head, x);
+    for (int64_t head = 0; head < num_kv_heads; ++head, x += dim) token.store_value(head, x);
   }
 }
 
@@ -223,13 +319,13 @@ void store_qkv(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t nu
                float* scratch) {
   switch (task.kv_type) {
     case CHAIRLIFT_KV_FLOAT16:
-      return store_qkv_rows<FloatSlot<Half>>(task, first_row, num_rows, scratch);
+      return store_rows_as_floats<Half>(task, first_row, num_rows, scratch);
     case CHAIRLIFT_KV_BFLOAT16:
-      return store_qkv_rows<FloatSlot<BFloat16>>(task, first_row, num_rows, scratch);
+      return store_rows_as_floats<BFloat16>(task, first_row, num_rows, scratch);
     case CHAIRLIFT_KV_FLOAT32:
-      return store_qkv_rows<FloatSlot<float>>(task, first_row, num_rows, scratch);
+      return store_rows_as_floats<float>(task, first_row, num_rows, scratch);
     default:
-      return store_qkv_rows<ByteSlot>(task, first_row, num_rows, scratch);
+      return store_rows_as_bytes(task, first_row, num_rows, scratch);
   }
 }
 

@@ -159,6 +159,14 @@ CHAIRLIFT_INLINE __m512i sums_of_codes(const __m512i (&codes)[4]) {
                           _mm512_unpackhi_epi64(first, second));
 }
 
+// Not through memory: a load of what four stores left would wait until all of them have reached the
+// cache, which took most of the time of this file.
+CHAIRLIFT_INLINE __m512i join_quarters(const __m128i (&x)[4]) {
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(x[0]), x[1], 1);
+  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(x[2]), x[3], 1);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
 // Tails to behind the codes of their groups.
 template <int GROUP>
 CHAIRLIFT_INLINE void store_tails(__m512 scale, __m512i sum, __m512i first,
@@ -206,7 +214,7 @@ CHAIRLIFT_INLINE void quantize_sixteen_groups(const float* const* x, uint8_t* co
   const __mmask16 is_used = _mm512_cmp_ps_mask(step, _mm512_set1_ps(1.17549435e-38f), _CMP_GE_OQ);
   alignas(64) float inverse[16];
   _mm512_store_ps(inverse, _mm512_maskz_div_ps(is_used, _mm512_set1_ps(1.0f), step));
-  alignas(64) int32_t sums[16], first_halves[16];
+  __m128i sums[4], first_halves[4];
   CHAIRLIFT_UNROLL
   for (int g = 0; g < 16; g += 4) {
     __m512i codes[4];
@@ -223,8 +231,8 @@ CHAIRLIFT_INLINE void quantize_sixteen_groups(const float* const* x, uint8_t* co
       sum = _mm_add_epi32(sum, _mm_add_epi32(_mm512_extracti32x4_epi32(of_sixteen, 2),
                                              _mm512_extracti32x4_epi32(of_sixteen, 3)));
     }
-    _mm_store_si128(reinterpret_cast<__m128i*>(sums + g), sum);
-    _mm_store_si128(reinterpret_cast<__m128i*>(first_halves + g), first);
+    sums[g / 4] = sum;
+    first_halves[g / 4] = first;
   }
   // To eleven bits, as round_to_eleven_bits.
   const __m512i bits = _mm512_castps_si512(step);
@@ -233,7 +241,7 @@ CHAIRLIFT_INLINE void quantize_sixteen_groups(const float* const* x, uint8_t* co
       _mm512_and_si512(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x0fff))),
                        _mm512_set1_epi32(~0x1fff));
   const __m512 scale = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(is_used, rounded));
-  store_tails<GROUP>(scale, _mm512_load_si512(sums), _mm512_load_si512(first_halves), records);
+  store_tails<GROUP>(scale, join_quarters(sums), join_quarters(first_halves), records);
 }
 
 // Rows [num_rows, stride] of whole groups, sixteen groups at once; returns how many groups, in the

@@ -1,19 +1,16 @@
 """Memory for packed weights: cut from large pieces whose pages are asked to be huge.
 
-A step reads every weight once, so with small pages the processor would look up an address for each
-4 KiB of them.  A single matrix is often smaller than a huge page (2 MiB); side by side they fill
-some.  A piece lives as long as any array in it.
+A single matrix is often smaller than a huge page (2 MiB); side by side they fill some.  A piece
+lives as long as any array in it.
 """
 
 from __future__ import annotations
-
-import mmap
-from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.kernels.aligned import ALIGNMENT_BYTES
+from chairlift.private_memory import map_private
 
 HUGE_PAGE_BYTES = 2 << 20
 PIECE_BYTES = 16 * HUGE_PAGE_BYTES
@@ -42,18 +39,8 @@ class WeightMemory:
 def _new_piece(num_bytes: int) -> NDArray[np.uint8]:
     """At least so many bytes, from the start of a huge page on."""
     try:
-        memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, **_private())
+        memory = map_private(num_bytes + HUGE_PAGE_BYTES)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no {num_bytes} bytes for weights: {error}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
     piece = np.frombuffer(memory, np.uint8)
     return piece[-piece.ctypes.data % HUGE_PAGE_BYTES :][:num_bytes]
-
-
-def _private() -> dict[str, int]:
-    """Pages of the process alone; shared ones would be files in memory, with pages of their own."""
-    if hasattr(mmap, "MAP_PRIVATE"):
-        return {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    return {}

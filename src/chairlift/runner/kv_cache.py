@@ -26,6 +26,7 @@ import numpy as np
 from chairlift.core.kv_cache_manager import BlockMoves
 from chairlift.errors import ConfigError
 from chairlift.kernels.interface import KvArray, KvBlockFormat
+from chairlift.private_memory import map_private
 
 
 class KVCache:
@@ -81,13 +82,7 @@ def _map_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> KvArray:
     if num_bytes == 0:
         return np.empty(shape, dtype)
     try:
-        # Private pages: the shared ones that are mmap's default belong to a file system in memory,
-        # which few systems back with huge pages and some limit on its own.
-        memory = (
-            mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MAP_ANONYMOUS")
-            else mmap.mmap(-1, num_bytes)
-        )
+        memory = map_private(num_bytes)
     except OSError as error:
         raise ConfigError(
             f"the system does not grant {num_bytes / 2**30:.1f} GiB of memory for keys and values"

@@ -177,7 +177,7 @@ def test_memory_that_the_system_does_not_grant(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*args: object, **named: object) -> mmap.mmap:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(kv_cache_module.mmap, "mmap", refuse)
+    monkeypatch.setattr(kv_cache_module, "map_private", refuse)
     with pytest.raises(ConfigError, match="set a smaller kv_cache_memory or swap_space") as caught:
         KVCache(float_block(16), num_blocks=1)
     assert caught.value.field == "kv_cache_memory"
