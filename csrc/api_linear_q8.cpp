@@ -30,6 +30,7 @@ constexpr int64_t kRowBytesPerItem = 384 << 10;  // activations of one item stay
 constexpr int64_t kFewRows = 16;                 // from here on the panel's codes are reused enough
 constexpr int64_t kItemsPerThread = 8;
 constexpr int64_t kFloatsPerQuantizeItem = 8192;
+constexpr int64_t kQuantizedTogether = 16;  // rows that go side by side
 constexpr int64_t kMaxPanelsPerItem = 8;
 constexpr int64_t kFloatBytes = 4;
 
@@ -259,7 +260,10 @@ void pack_panel(const chairlift_grouped_weights& w, const PackedQ8& header, int6
 bool quantize(ThreadPool& threads, const Q8Kernels& kernels, const Q8Input& input, int64_t width,
               int64_t group, uint8_t* records) {
   const int64_t rows = input.num_rows;
-  const int64_t chunk = std::max<int64_t>(1, kFloatsPerQuantizeItem / width);
+  int64_t chunk = std::max<int64_t>(1, kFloatsPerQuantizeItem / width);
+  if (rows >= 2 * kQuantizedTogether) {
+    chunk = std::max<int64_t>(1, chunk / kQuantizedTogether) * kQuantizedTogether;
+  }
   const int64_t row_bytes = group_row_bytes(width, group);
   std::atomic<bool> has_memory{true};
   threads.for_each(divide_up(rows, chunk), [&](int64_t item) {

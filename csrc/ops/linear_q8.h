@@ -36,6 +36,10 @@ constexpr int q8_tile_vectors(int, int) { return 1; }
 constexpr int64_t kUnpackRows = 0;
 #endif
 
+// Rows that share the fetching of the next panel: all of it at once is more than can be on its way,
+// and what is needed first waits behind it.
+constexpr int64_t kFetchingRows = 32;
+
 // What a tile reads and where its outputs go; pointers are those of the tile's first row and of the
 // panel's first column.
 struct Q8Operands {
@@ -49,7 +53,16 @@ struct Q8Operands {
   const float* bias;      // may be null
   const float* residual;  // may be null; laid out like `out`
   int64_t width;          // columns that exist
-  int64_t next_panel;     // bytes from here to the panel that is fetched meanwhile; 0: none
+  // What the first rows fetch meanwhile, in equal parts.
+  const uint8_t* ahead;
+  int64_t ahead_lines;
+  int64_t fetching_rows;
+};
+
+// What a tile fetches.
+struct AheadLines {
+  const uint8_t* first;
+  int64_t count;
 };
 
 template <int STORED_BITS, int GROUP, Q8Form FORM, typename SCALE>
@@ -93,23 +106,26 @@ CHAIRLIFT_INLINE void store_columns(F16 value, float* p, int64_t width) {
   for (int64_t i = 0; i < width; ++i) p[i] = lanes[i];
 }
 
-template <int BYTES>
 CHAIRLIFT_INLINE void fetch_to_l2(const uint8_t* p) {
 #if defined(__GNUC__)
-  for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + i, 0, 2);
+  __builtin_prefetch(p, 0, 2);
 #else
   (void)p;
 #endif
 }
 
 // ROWS rows times VECTORS of the PANEL_VECTORS vectors of columns, from vector `first` on.
-template <class KIND, int ROWS, int VECTORS, int PANEL_VECTORS>
-CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first) {
+// FETCH: and asks for some lines of the next panel meanwhile.  Without that the fastest kind is
+// faster still.
+template <class KIND, int ROWS, int VECTORS, int PANEL_VECTORS, bool FETCH>
+CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, AheadLines ahead) {
   using Product = Dot<KIND::kStoredBits>;
   using Scale = typename KIND::Scale;
   constexpr int kStepBytes = PANEL_VECTORS * kCodesBytes;
   constexpr int kGroupBytes = kStepBytes * KIND::kActivationGroup / 4 * KIND::kStoredBits / 8;
   constexpr int kRecordBytes = KIND::kActivationGroup + kGroupTailBytes;
+  // More steps than these in one block of code would not keep their sums in registers.
+  constexpr int kBlockSteps = ROWS >= 4 && KIND::kSteps > 8 ? 8 : KIND::kSteps;
   const uint8_t* codes = o.codes + first * kCodesBytes;
   const Scale* scales = static_cast<const Scale*>(o.scales) + first * kLanes;
   const uint8_t* record = o.rows + row * o.row_bytes;
@@ -119,13 +135,10 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first) {
     CHAIRLIFT_UNROLL
     for (int v = 0; v < VECTORS; ++v) total[r][v] = F16::all(0.0f);
   }
-  const bool fetch_next = o.next_panel != 0 && row == 0 && first == 0;
+  const int64_t portion = FETCH ? (ahead.count + o.num_groups - 1) / o.num_groups : 0;
   for (int64_t g = 0; g < o.num_groups; ++g) {
-    if (fetch_next) {
-      constexpr int kScaleBytes = KIND::kPieces * KIND::kScaleRows * PANEL_VECTORS * kLanes *
-                                  static_cast<int>(sizeof(Scale));
-      fetch_to_l2<kGroupBytes>(codes + o.next_panel);
-      fetch_to_l2<kScaleBytes>(reinterpret_cast<const uint8_t*>(scales) + o.next_panel);
+    if constexpr (FETCH) {
+      for (int64_t i = 0; i < portion; ++i) fetch_to_l2(ahead.first + (g * portion + i) * 64);
     }
     CHAIRLIFT_UNROLL
     for (int piece = 0; piece < KIND::kPieces; ++piece) {
@@ -137,25 +150,27 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first) {
         CHAIRLIFT_UNROLL
         for (int v = 0; v < VECTORS; ++v) sum[r][v] = Product::start(start);
       }
-      CHAIRLIFT_UNROLL
-      for (int s = 0; s < KIND::kSteps; ++s) {
-        const int step = piece * KIND::kSteps + s;
-        typename Product::Prepared code[VECTORS];
+      for (int some = 0; some < KIND::kSteps; some += kBlockSteps) {
         CHAIRLIFT_UNROLL
-        for (int v = 0; v < VECTORS; ++v) {
-          if constexpr (KIND::kStoredBits == 4) {
-            const Codes both = Codes::load(codes + step % 4 * kStepBytes + v * kCodesBytes);
-            code[v] = Product::prepare(step < 4 ? low_nibbles(both) : high_nibbles(both));
-          } else {
-            code[v] = Product::prepare(Codes::load(codes + step * kStepBytes + v * kCodesBytes));
-          }
-        }
-        CHAIRLIFT_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-          const uint8_t* quad = record + r * o.row_bytes + 4 * step;
-          const Quad activations = Quad::load(reinterpret_cast<const int8_t*>(quad));
+        for (int s = some; s < some + kBlockSteps; ++s) {
+          const int step = piece * KIND::kSteps + s;
+          typename Product::Prepared code[VECTORS];
           CHAIRLIFT_UNROLL
-          for (int v = 0; v < VECTORS; ++v) sum[r][v].add(code[v], activations);
+          for (int v = 0; v < VECTORS; ++v) {
+            if constexpr (KIND::kStoredBits == 4) {
+              const Codes both = Codes::load(codes + step % 4 * kStepBytes + v * kCodesBytes);
+              code[v] = Product::prepare(step < 4 ? low_nibbles(both) : high_nibbles(both));
+            } else {
+              code[v] = Product::prepare(Codes::load(codes + step * kStepBytes + v * kCodesBytes));
+            }
+          }
+          CHAIRLIFT_UNROLL
+          for (int r = 0; r < ROWS; ++r) {
+            const uint8_t* quad = record + r * o.row_bytes + 4 * step;
+            const Quad activations = Quad::load(reinterpret_cast<const int8_t*>(quad));
+            CHAIRLIFT_UNROLL
+            for (int v = 0; v < VECTORS; ++v) sum[r][v].add(code[v], activations);
+          }
         }
       }
       const Scale* scale = scales + piece * KIND::kScaleRows * PANEL_VECTORS * kLanes;
@@ -219,22 +234,34 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first) {
   }
 }
 
-template <class KIND, int ROWS, int PANEL_VECTORS>
-void multiply_q8_rows(const Q8Operands& o, int64_t row) {
+template <class KIND, int ROWS, int PANEL_VECTORS, bool FETCH>
+void multiply_q8_rows(const Q8Operands& o, int64_t row, AheadLines ahead) {
   constexpr int kVectors = q8_tile_vectors(ROWS, PANEL_VECTORS);
-  for (int first = 0; first < PANEL_VECTORS; first += kVectors) {
-    multiply_q8<KIND, ROWS, kVectors, PANEL_VECTORS>(o, row, first);
+  multiply_q8<KIND, ROWS, kVectors, PANEL_VECTORS, FETCH>(o, row, 0, ahead);
+  for (int first = kVectors; first < PANEL_VECTORS; first += kVectors) {
+    multiply_q8<KIND, ROWS, kVectors, PANEL_VECTORS, false>(o, row, first, ahead);
   }
 }
 
 template <class KIND, int ROWS, int PANEL_VECTORS>
-CHAIRLIFT_INLINE void multiply_q8_up_to(const Q8Operands& o, int64_t row, int64_t num_rows) {
+CHAIRLIFT_INLINE void multiply_q8_up_to(const Q8Operands& o, int64_t row, int64_t num_rows,
+                                        AheadLines ahead) {
   if constexpr (ROWS > 1) {
     if (num_rows < ROWS) {
-      return multiply_q8_up_to<KIND, ROWS - 1, PANEL_VECTORS>(o, row, num_rows);
+      return multiply_q8_up_to<KIND, ROWS - 1, PANEL_VECTORS>(o, row, num_rows, ahead);
     }
   }
-  multiply_q8_rows<KIND, ROWS, PANEL_VECTORS>(o, row);
+  if constexpr (KIND::kForm == Q8Form::kChannel) {
+    if (ahead.count == 0) {
+      return multiply_q8_rows<KIND, ROWS, PANEL_VECTORS, false>(o, row, ahead);
+    }
+  }
+  multiply_q8_rows<KIND, ROWS, PANEL_VECTORS, true>(o, row, ahead);
+}
+
+// Lines ahead that rows before this one fetch.
+CHAIRLIFT_INLINE int64_t lines_before(const Q8Operands& o, int64_t row) {
+  return row < o.fetching_rows ? o.ahead_lines * row / o.fetching_rows : o.ahead_lines;
 }
 
 // All rows over one panel, in row counts that differ by at most one.
@@ -245,7 +272,9 @@ void sweep_panel(const Q8Operands& o, int64_t num_rows) {
   for (int64_t step = 0; step < num_steps; ++step) {
     const int64_t begin = num_rows * step / num_steps;
     const int64_t end = num_rows * (step + 1) / num_steps;
-    multiply_q8_up_to<KIND, kRows, PANEL_VECTORS>(o, begin, end - begin);
+    const int64_t line = lines_before(o, begin);
+    const AheadLines ahead = {o.ahead + line * 64, lines_before(o, end) - line};
+    multiply_q8_up_to<KIND, kRows, PANEL_VECTORS>(o, begin, end - begin, ahead);
   }
 }
 
@@ -329,6 +358,17 @@ void gate_and_quantize(const LinearQ8Task& task, const LinearQ8Tile& tile, float
   }
 }
 
+// Has rows [begin, end) of `fetching_rows` fetch their part of a panel, if there is such a panel.
+CHAIRLIFT_INLINE void set_ahead(const PackedQ8& w, int64_t panel, int64_t begin, int64_t end,
+                                int64_t fetching_rows, Q8Operands* o) {
+  if (panel >= num_panels(w)) return;
+  const int64_t lines = panel_bytes(w, panel_vectors(w, panel)) / 64;
+  const int64_t line = lines * begin / fetching_rows;
+  o->ahead = reinterpret_cast<const uint8_t*>(&w) + panel_offset(w, panel) + line * 64;
+  o->ahead_lines = lines * end / fetching_rows - line;
+  o->fetching_rows = end - begin;
+}
+
 struct PreparedPanel {
   const uint8_t* codes;
   const void* scales;
@@ -352,6 +392,9 @@ void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scra
   PreparedPanel panels[kQ8MaxGatedPanels];
   // Panels one by one, or, where a chunk of rows must be whole, all of the tile's.
   const int64_t panels_at_once = is_gated ? tile.num_panels : 1;
+  const int64_t fetching_rows = tile.num_rows < kFetchingRows ? tile.num_rows : kFetchingRows;
+  // A panel that takes long is time enough for the one that comes next.
+  const int64_t fetch_distance = fetching_rows <= kQ8Rows ? 1 : panels_at_once;
   for (int64_t first = 0; first < tile.num_panels; first += panels_at_once) {
     for (int64_t i = 0; i < panels_at_once; ++i) {
       const int64_t index = tile.first_panel + first + i;
@@ -378,7 +421,11 @@ void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scra
         o.num_groups = num_groups;
         o.bias = task.bias ? task.bias + column : nullptr;
         o.width = w.out_features - column;
-        if (begin == 0 && !unpack) o.next_panel = panel_bytes(w, panels[i].vectors);
+        if (begin < fetching_rows) {
+          const int64_t last = begin + rows < fetching_rows ? begin + rows : fetching_rows;
+          set_ahead(w, tile.first_panel + first + i + fetch_distance, begin, last, fetching_rows,
+                    &o);
+        }
         if (is_gated) {
           o.out = gates + i * kQ8PanelColumns;
           o.out_stride = stride;

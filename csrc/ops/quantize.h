@@ -167,10 +167,26 @@ CHAIRLIFT_INLINE __m512i join_quarters(const __m128i (&x)[4]) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
+// Where sixteen groups lie: one below the other in as many rows, or anywhere.
+struct GroupColumn {
+  const float* first;
+  int64_t stride;
+  uint8_t* first_record;
+  int64_t row_bytes;
+  CHAIRLIFT_INLINE const float* values(int g) const { return first + g * stride; }
+  CHAIRLIFT_INLINE uint8_t* record(int g) const { return first_record + g * row_bytes; }
+};
+
+struct GroupList {
+  const float* from[kGroupsAtOnce];
+  uint8_t* to[kGroupsAtOnce];
+  CHAIRLIFT_INLINE const float* values(int g) const { return from[g]; }
+  CHAIRLIFT_INLINE uint8_t* record(int g) const { return to[g]; }
+};
+
 // Tails to behind the codes of their groups.
-template <int GROUP>
-CHAIRLIFT_INLINE void store_tails(__m512 scale, __m512i sum, __m512i first,
-                                  uint8_t* const* records) {
+template <int GROUP, class GROUPS>
+CHAIRLIFT_INLINE void store_tails(__m512 scale, __m512i sum, __m512i first, const GROUPS& groups) {
   const __m512 scaled = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sum));
   const __m512i scale_bits = _mm512_castps_si512(scale), scaled_bits = _mm512_castps_si512(scaled);
   const __m512i low[2] = {_mm512_unpacklo_epi32(scale_bits, scaled_bits),
@@ -185,29 +201,30 @@ CHAIRLIFT_INLINE void store_tails(__m512 scale, __m512i sum, __m512i first,
                              _mm512_extracti32x4_epi32(tails, 3)};
     CHAIRLIFT_UNROLL
     for (int lane = 0; lane < 4; ++lane) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(records[4 * lane + i] + GROUP), tail[lane]);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(groups.record(4 * lane + i) + GROUP), tail[lane]);
     }
   }
 }
 
 // What quantize_group does, for sixteen groups: largest numbers, divisions and sums side by side.
-template <int GROUP>
-CHAIRLIFT_INLINE void quantize_sixteen_groups(const float* const* x, uint8_t* const* records) {
+template <int GROUP, class GROUPS>
+CHAIRLIFT_NOINLINE void quantize_sixteen_groups(const GROUPS& groups) {
   constexpr int kVectors = GROUP / kLanes;
   const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
   __m512i magnitudes[16];
   CHAIRLIFT_UNROLL
   for (int g = 0; g < 16; ++g) {
-    magnitudes[g] = _mm512_and_si512(_mm512_loadu_si512(x[g]), no_sign);
+    const float* x = groups.values(g);
+    magnitudes[g] = _mm512_and_si512(_mm512_loadu_si512(x), no_sign);
     CHAIRLIFT_UNROLL
     for (int i = 1; i < kVectors; ++i) {
       magnitudes[g] = _mm512_max_epi32(
-          magnitudes[g], _mm512_and_si512(_mm512_loadu_si512(x[g] + i * kLanes), no_sign));
+          magnitudes[g], _mm512_and_si512(_mm512_loadu_si512(x + i * kLanes), no_sign));
     }
   }
   const __m512i largest = combine_lanes<CombineLargest>(magnitudes);
   if (_mm512_cmpge_epi32_mask(largest, _mm512_set1_epi32(0x7f800000))) {  // not finite: rare
-    for (int g = 0; g < 16; ++g) quantize_row<GROUP>(x[g], GROUP, records[g]);
+    for (int g = 0; g < 16; ++g) quantize_row<GROUP>(groups.values(g), GROUP, groups.record(g));
     return;
   }
   const __m512 step = _mm512_div_ps(_mm512_castsi512_ps(largest), _mm512_set1_ps(127.0f));
@@ -220,7 +237,7 @@ CHAIRLIFT_INLINE void quantize_sixteen_groups(const float* const* x, uint8_t* co
     __m512i codes[4];
     CHAIRLIFT_UNROLL
     for (int i = 0; i < 4; ++i) {
-      codes[i] = write_codes<GROUP>(x[g + i], inverse[g + i], records[g + i]);
+      codes[i] = write_codes<GROUP>(groups.values(g + i), inverse[g + i], groups.record(g + i));
     }
     const __m512i of_sixteen = sums_of_codes(codes);
     const __m128i a = _mm512_castsi512_si128(of_sixteen);
@@ -241,7 +258,7 @@ CHAIRLIFT_INLINE void quantize_sixteen_groups(const float* const* x, uint8_t* co
       _mm512_and_si512(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x0fff))),
                        _mm512_set1_epi32(~0x1fff));
   const __m512 scale = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(is_used, rounded));
-  store_tails<GROUP>(scale, join_quarters(sums), join_quarters(first_halves), records);
+  store_tails<GROUP>(scale, join_quarters(sums), join_quarters(first_halves), groups);
 }
 
 // Rows [num_rows, stride] of whole groups, sixteen groups at once; returns how many groups, in the
@@ -249,23 +266,29 @@ CHAIRLIFT_INLINE void quantize_sixteen_groups(const float* const* x, uint8_t* co
 template <int GROUP>
 int64_t quantize_many_groups(const float* x, int64_t num_rows, int64_t stride,
                              int64_t groups_per_row, int64_t row_bytes, uint8_t* records) {
-  const int64_t total = num_rows * groups_per_row / kGroupsAtOnce * kGroupsAtOnce;
-  const float* values = x;
-  uint8_t* record = records;
+  constexpr int64_t kRecordBytes = GROUP + kGroupTailBytes;
+  int64_t row = 0;
+  for (; row + kGroupsAtOnce <= num_rows; row += kGroupsAtOnce) {
+    for (int64_t group = 0; group < groups_per_row; ++group) {
+      quantize_sixteen_groups<GROUP>(GroupColumn{x + row * stride + group * GROUP, stride,
+                                                 records + row * row_bytes + group * kRecordBytes,
+                                                 row_bytes});
+    }
+  }
+  const int64_t left = (num_rows - row) * groups_per_row;
+  const int64_t done = row * groups_per_row, total = done + left / kGroupsAtOnce * kGroupsAtOnce;
   int64_t group = 0;
-  for (int64_t done = 0; done < total; done += kGroupsAtOnce) {
-    const float* from[kGroupsAtOnce];
-    uint8_t* to[kGroupsAtOnce];
+  for (int64_t index = done; index < total; index += kGroupsAtOnce) {
+    GroupList list;
     for (int g = 0; g < kGroupsAtOnce; ++g) {
-      from[g] = values + group * GROUP;
-      to[g] = record + group * (GROUP + kGroupTailBytes);
+      list.from[g] = x + row * stride + group * GROUP;
+      list.to[g] = records + row * row_bytes + group * kRecordBytes;
       if (++group == groups_per_row) {
         group = 0;
-        values += stride;
-        record += row_bytes;
+        ++row;
       }
     }
-    quantize_sixteen_groups<GROUP>(from, to);
+    quantize_sixteen_groups<GROUP>(list);
   }
   return total;
 }
