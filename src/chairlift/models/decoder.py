@@ -69,17 +69,32 @@ class Decoder:
     head: Linear
     rope: RopeTable
 
-    def forward(self, token_ids: IntArray, batch: BatchLayout, kv_cache: KvArray) -> FloatArray:
-        """Hidden states [T, hidden] after the last layer; stores the tokens' keys and values."""
-        ops, eps = self.kernels, self.config.rms_norm_eps
+    def forward(
+        self,
+        token_ids: IntArray,
+        batch: BatchLayout,
+        kv_cache: KvArray,
+        rows: IntArray | None = None,
+    ) -> FloatArray:
+        """Hidden states [T, hidden] after the last layer; stores the tokens' keys and values.
+
+        Of `rows` [R], in rising order, only, if given: [R, hidden].  Other tokens matter to nobody
+        once the last layer has stored their keys and values, so its MLP leaves them out.
+        """
+        ops, eps, last = self.kernels, self.config.rms_norm_eps, self.layers[-1]
+        leaves_out = rows is not None and len(rows) < len(token_ids)
         x = ops.embed(self.embedding, token_ids)
         with ops.one_call():
             for index, layer in enumerate(self.layers):
                 x = ops.attention_block(
                     x, layer.attention, layer.spec, self.rope, kv_cache, index, batch
                 )
-                x = ops.mlp_block(x, layer.mlp, eps)
-        return x
+                if layer is not last or not leaves_out:
+                    x = ops.mlp_block(x, layer.mlp, eps)
+        if not leaves_out:
+            return x
+        x = x[rows]
+        return ops.mlp_block(x, last.mlp, eps) if len(x) else x
 
     def logits(self, x: FloatArray, rows: IntArray) -> FloatArray:
         """[R, vocab] for R rows of the hidden states."""

@@ -142,27 +142,33 @@ class ModelRunner:
         tokens = {item.request_id: self._riding[item.request_id].token_ids for item in scheduled}
         token_ids = build_token_ids(scheduled, tokens)
         layout = build_layout(scheduled, self._block_size)
-        hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks)
+        sampling = [index for index, item in enumerate(scheduled) if item.is_sampling]
+        rows = layout.query_start[1:][sampling] - 1
+        if any(self._is_scored(item) for item in scheduled):
+            hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks)
+        else:
+            hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks, rows)
+            rows = np.arange(len(rows), dtype=np.int32)
         prompt_logprobs, unscored = self._prompt_logprobs(scheduled, layout, hidden)
-        sampled, errors = self._sample(scheduled, layout, hidden)
+        ids = [scheduled[index].request_id for index in sampling]
+        sampled, errors = self._sample(ids, HiddenRows(self.model, hidden, rows))
         return RunnerOutput(
             sampled=sampled, prompt_logprobs=prompt_logprobs, errors={**errors, **unscored}
         )
 
+    def _is_scored(self, item: ScheduledRequest) -> bool:
+        """Whether log probabilities of its prompt are asked for."""
+        riding = self._riding.get(item.request_id)  # padding has none
+        return riding is not None and riding.prompt_logprobs is not None
+
     def _sample(
-        self, scheduled: list[ScheduledRequest], layout: BatchLayout, hidden: FloatArray
+        self, ids: list[str], rows: HiddenRows
     ) -> tuple[dict[str, SampledToken], dict[str, str]]:
-        """New tokens of the requests whose last known token was computed."""
-        ids = [item.request_id for item in scheduled if item.is_sampling]
-        ends = layout.query_start[1:] - 1
-        rows = np.array(
-            [end for item, end in zip(scheduled, ends, strict=True) if item.is_sampling],
-            dtype=np.int32,
-        )
+        """New tokens of the requests whose last known token was computed, a row for each."""
         if not ids:
             return {}, {}
         states = [self._riding[request_id].sampling for request_id in ids]
-        chosen = self._sampler.sample(HiddenRows(self.model, hidden, rows), states)
+        chosen = self._sampler.sample(rows, states)
         sampled: dict[str, SampledToken] = {}
         for request_id, token in zip(ids, chosen.tokens, strict=True):
             if token is not None:
@@ -179,9 +185,9 @@ class ModelRunner:
         answers: dict[str, list[PositionLogprobs]] = {}
         errors: dict[str, str] = {}
         for item, start in zip(scheduled, layout.query_start, strict=False):
-            riding = self._riding[item.request_id]
-            if riding.prompt_logprobs is None or item.kind == "padding":
+            if not self._is_scored(item):
                 continue
+            riding = self._riding[item.request_id]
             first = max(item.num_computed_tokens, riding.num_prompt_logprobs)
             end = item.num_computed_tokens + item.num_new_tokens
             end = min(end, riding.num_prompt_tokens - 1)  # the last one predicts the output

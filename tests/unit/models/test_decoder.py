@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from chairlift.core.scheduler_output import ScheduledRequest
 from chairlift.errors import ModelFileError
+from chairlift.kernels.interface import KvArray
 from chairlift.kernels.reference import ReferenceKernels
 from chairlift.kernels.registry import create_kernels
 from chairlift.models.decoder import Decoder, load_decoder
@@ -48,14 +49,37 @@ def logits_of(path: Path, kernels: str) -> NDArray[np.float32]:
 
 
 def forward(model: Decoder) -> NDArray[np.float32]:
+    hidden = hidden_states(model)[0]
+    return model.logits(hidden, np.arange(len(TOKEN_IDS), dtype=np.int32))
+
+
+def hidden_states(
+    model: Decoder, rows: list[int] | None = None
+) -> tuple[NDArray[np.float32], KvArray]:
+    """Of TOKEN_IDS, and the cache that is left."""
     count = len(TOKEN_IDS)
     config = model.config
     block = model.kernels.kv_block(config.num_layers, config.num_kv_heads, config.head_dim, 16)
     cache = KVCache(block, num_blocks=8)
     item = ScheduledRequest("", "prefill", 0, count, [7, 3, 1, 0, 2, 5], False)
     layout = build_layout([item], 16)
-    hidden = model.forward(np.array(TOKEN_IDS, np.int32), layout, cache.blocks)
-    return model.logits(hidden, np.arange(count, dtype=np.int32))
+    token_ids = np.array(TOKEN_IDS, np.int32)
+    wanted = None if rows is None else np.array(rows, np.int32)
+    return model.forward(token_ids, layout, cache.blocks, wanted), cache.blocks
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native", "int8"])
+@pytest.mark.parametrize("rows", [[], [0], [3, 4, 89], list(range(90))])
+def test_some_rows_are_those_of_all(kernels: str, rows: list[int], tmp_path: Path) -> None:
+    make_tiny_checkpoint("llama3", tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        config = read_model_config(checkpoint.kind, checkpoint.metadata)
+        model = load_decoder(config, checkpoint, create_kernels(kernels, 2), max_position=128)
+    all_rows, whole_cache = hidden_states(model)
+    some, cache = hidden_states(model, rows)
+    assert some.shape == (len(rows), config.hidden_size)
+    assert np.array_equal(some, all_rows[rows])
+    assert np.array_equal(cache.view(np.uint8), whole_cache.view(np.uint8))
 
 
 def interleaved(tensor: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
