@@ -92,6 +92,7 @@ def environment_of(contender: Contender, rivals: Rivals) -> dict[str, str]:
     if contender.engine == "llama.cpp":
         env["LD_LIBRARY_PATH"] = str(rivals.llama_binaries)
     if contender.engine == "vllm":
+        env["VLLM_TARGET_DEVICE"] = "cpu"  # the package's name does not tell it
         cores = sorted(os.sched_getaffinity(0))[: num_threads()]
         env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
         env["VLLM_CPU_KVCACHE_SPACE"] = "6"
