@@ -56,7 +56,7 @@ CONTENDERS = {
         ("int4", "f32", "32"),
     ],
     "llama.cpp": [("Q4_0", "off"), ("Q4_0", "on"), ("Q8_0", "off"), ("Q4_1", "off")],
-    "vllm": [("float16",), ("float32",), ("bfloat16",)],
+    "vllm": [("float32",), ("float16",), ("bfloat16",)],
 }
 
 COMPARED = {"chairlift": 2, "openvino": 1, "llama.cpp": 1, "vllm": 1}

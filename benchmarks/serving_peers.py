@@ -33,7 +33,7 @@ HOME = Path(os.environ.get("RIVALS_HOME", "~/.cache/chairlift-peers")).expanduse
 CONTENDERS: dict[str, list[tuple[str, ...]]] = {
     "chairlift": [("kernels=int8",), ("kernels=int8", "quant_compute=fast"), ("kernels=native",)],
     "llama.cpp": [("Q4_0", "off"), ("Q4_0", "on"), ("Q8_0", "off"), ("Q4_1", "off")],
-    "vllm": [("float16",), ("float32",), ("bfloat16",)],
+    "vllm": [("float32",), ("float16",), ("bfloat16",)],
 }
 """Settings by engine, the fastest first."""
 
