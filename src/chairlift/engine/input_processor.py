@@ -22,7 +22,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with "prompt" or "prompt_token_ids"."""
 
 _MAX_CHARACTERS_PER_TOKEN = 512
-"""A longer text cannot fit the context: refuse it before it is tokenized."""
+"""Where the tokenizer does not know its longest token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +128,15 @@ class InputProcessor:
             field="prompt",
         )
 
+    @property
+    def max_prompt_chars(self) -> int:
+        """A longer text cannot fit the context: it is refused before it is tokenized."""
+        per_token = self._tokenizer.max_bytes_per_token or _MAX_CHARACTERS_PER_TOKEN
+        return self._max_model_len * per_token
+
     def check_length(self, text: str) -> None:
         """Raises `ContextLengthError` for a text that is too long whatever its tokens are."""
-        if len(text) > self._max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+        if len(text) > self.max_prompt_chars:
             raise ContextLengthError(
                 f"the prompt of {len(text)} characters cannot fit {self._max_model_len} tokens",
                 field="prompt",

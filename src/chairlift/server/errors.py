@@ -99,7 +99,6 @@ def too_large(max_bytes: int) -> ApiError:
         413,
         f"the body is larger than {max_bytes} bytes",
         code="request_too_large",
-        headers=[(b"connection", b"close")],
     )
 
 

@@ -13,7 +13,7 @@ from chairlift.engine.input_processor import ProcessedInput, Prompt
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.errors import bad_request
 from chairlift.server.exchange import Exchange
-from chairlift.server.json_body import JsonObject, read_json_object
+from chairlift.server.json_body import BodyLimits, JsonObject, read_json_object
 from chairlift.server.protocol.field_policy import IsNeutral, ignored_fields
 from chairlift.server.protocol.sampling_fields import SamplingFields
 from chairlift.server.protocol.strict_model import StrictModel
@@ -25,16 +25,14 @@ logger = logging.getLogger("chairlift")
 
 @asynccontextmanager
 async def read_body(
-    serving: Serving, exchange: Exchange, receive: Receive
+    serving: Serving, exchange: Exchange, receive: Receive, limits: BodyLimits
 ) -> AsyncIterator[JsonObject]:
     """The request's JSON object, to be let go with the block.
 
     Raises `ApiError` and `ClientClosed`.
     """
     with serving.bodies.share() as take:
-        body = await read_json_object(
-            exchange.headers, receive, max_bytes=serving.config.max_body_size, take=take
-        )
+        body = await read_json_object(exchange.headers, receive, limits=limits, take=take)
         exchange.is_body_pending = False
         yield body
 
