@@ -243,6 +243,7 @@ def serving_engine(
     running = RunningServer(serving, server, port, loops[0], thread, engines)
     try:
         assert not waits or supervisor.wait_until("running", "dead", timeout_s=60)
+        assert supervisor.failure is None, supervisor.failure
         until(lambda: server.started)
         yield running
     finally:
