@@ -27,13 +27,11 @@ from chairlift.server.errors import (
 
 MAX_DEPTH = 64
 MAX_VALUES = 262_144
-"""Members of all arrays and objects together, commas inside texts included: parsing keeps the
-event loop waiting, so what could not be served anyhow is not parsed."""
+"""Members of all arrays and objects together: parsing keeps the event loop waiting, so what could
+not be served anyhow is not parsed."""
 IDLE_TIMEOUT_S = 20.0
 TOTAL_TIMEOUT_S = 120.0
 
-MAX_ARRAY_BYTES = 10 * MAX_VALUES
-"""Of the longest array of numbers."""
 MAX_BYTES_PER_CHARACTER = 6
 """Of a text in JSON, escaped."""
 MAX_OTHER_BYTES = 1 << 20
@@ -51,7 +49,7 @@ class BodyLimits:
     max_useful_bytes: int | None = None
     """More cannot fit the model's context."""
     max_text_bytes: int | None = None
-    """So many without a quotation mark are a text that cannot fit the model's context."""
+    """A single text of more cannot fit the model's context."""
 
     @classmethod
     def of_one_text(cls, max_bytes: int, max_chars: int) -> BodyLimits:
@@ -64,8 +62,7 @@ class BodyLimits:
     @classmethod
     def of_many_texts(cls, max_bytes: int, max_chars: int) -> BodyLimits:
         """For a request with any number of prompts."""
-        max_text_bytes = max(MAX_BYTES_PER_CHARACTER * max_chars, MAX_ARRAY_BYTES)
-        return cls(max_bytes=max_bytes, max_text_bytes=max_text_bytes)
+        return cls(max_bytes=max_bytes, max_text_bytes=MAX_BYTES_PER_CHARACTER * max_chars)
 
 
 class BodyBudget:
@@ -175,26 +172,48 @@ def _does_not_fit() -> ApiError:
 
 
 class _Scan:
-    """Looks at a body as it arrives for what could not be served."""
+    """Looks at a body as it arrives for what could not be served.
+
+    It tells texts from what is around them, so that their commas and brackets do not count.
+    """
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self._num_bytes = self._num_values = self._num_unquoted = 0
+        self._num_bytes = self._num_values = self._num_text_bytes = 0
+        self._is_in_text = False
+        self._rest = b""
+        """A backslash whose character has not arrived."""
 
     def see(self, part: bytes) -> None:
         """Raises `ApiError`."""
         self._num_bytes += len(part)
         _check_size(self._num_bytes, self._limits)
-        self._num_values += part.count(b",") + part.count(b"[") + part.count(b"{")
+        pieces = self._without_escapes(part).split(b'"')
+        around = b"".join(pieces[self._is_in_text :: 2])
+        self._num_values += around.count(b",") + around.count(b"[") + around.count(b"{")
         if self._num_values > MAX_VALUES:
             raise bad_request(f"the body has more than {MAX_VALUES} members")
-        first = part.find(b'"')
-        self._num_unquoted += len(part) if first < 0 else first
+        texts = pieces[not self._is_in_text :: 2]
+        if texts and self._is_in_text:
+            self._num_text_bytes += len(texts[0])
+            texts = texts[1:]
+        longest = max(map(len, texts), default=0)
         max_text_bytes = self._limits.max_text_bytes
-        if max_text_bytes is not None and self._num_unquoted > max_text_bytes:
+        if max_text_bytes is not None and max(self._num_text_bytes, longest) > max_text_bytes:
             raise _does_not_fit()
-        if first >= 0:
-            self._num_unquoted = len(part) - part.rfind(b'"')
+        if len(pieces) > 1:
+            self._is_in_text ^= len(pieces) % 2 == 0
+            self._num_text_bytes = len(pieces[-1]) if self._is_in_text else 0
+
+    def _without_escapes(self, part: bytes) -> bytes:
+        """The part without escaped quotation marks and backslashes, if it holds any."""
+        if b"\\" not in part and not self._rest:
+            return part
+        part = self._rest + part
+        num_backslashes = len(part) - len(part.rstrip(b"\\"))
+        self._rest = b"\\" * (num_backslashes % 2)
+        part = part[: len(part) - len(self._rest)]
+        return part.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
 async def _read(receive: Receive, limits: BodyLimits, take: Callable[[int], None]) -> bytes:
