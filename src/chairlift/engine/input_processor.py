@@ -65,6 +65,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float = 0.0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> ProcessedInput:
         """Raises `RequestError`, naming the field."""
         params = self._defaults if params is None else params
@@ -75,7 +76,8 @@ class InputProcessor:
             )
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority must be an integer, got {priority!r}", field="priority")
-        for name, value in (("request_id", request_id or ""), ("cache_salt", cache_salt)):
+        texts = {"request_id": request_id or "", "cache_salt": cache_salt, "tenant": tenant}
+        for name, value in texts.items():
             if not isinstance(value, str):
                 raise RequestError(f"{name} must be a text, got {value!r}", field=name)
         text, token_ids = self._tokens(prompt)
@@ -99,6 +101,7 @@ class InputProcessor:
                 arrival_time=arrival_time,
                 fork_of=child_id(request_id, 0, params.n) if index else None,
                 cache_salt=cache_salt,
+                tenant=tenant,
                 use_prefix_cache=params.prompt_logprobs is None,
                 sampling_params=params,
                 seed=seed,
