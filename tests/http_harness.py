@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from chairlift.engine.engine import Engine
 from chairlift.engine.supervisor import EngineSupervisor
 from chairlift.server.http_server import HttpServer
@@ -162,6 +164,21 @@ class RunningServer:
         """Raises AssertionError unless all that was taken has been given back."""
         until(self.is_idle)
         self.engine.scheduler.check_integrity()
+
+
+def scrape(
+    server: RunningServer, headers: dict[str, str] | None = None
+) -> dict[str, dict[tuple[str, ...], float]]:
+    """Sample name -> label values (sorted by label) -> value."""
+    answer = server.get("/metrics", headers=headers)
+    assert answer.status == 200 and answer.headers["content-type"].startswith("text/plain")
+    samples: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(answer.body.decode()):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            labels = tuple(value for _, value in sorted(sample.labels.items()))
+            samples.setdefault(sample.name, {})[labels] = sample.value
+    return samples
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from chairlift.clock import WallClock
-from chairlift.server.admission import MAX_RETRY_AFTER_S, BoundedQueue
+from chairlift.server.admission import BoundedQueue
 from chairlift.server.errors import ApiError
+from chairlift.server.queue_rate import MAX_RETRY_AFTER_S
+from chairlift.server.queue_room import QueueLimits
 from http_harness import RunningServer, request_bytes, until
 from server_gate import Gate
 
@@ -194,13 +196,16 @@ def arrival(queue: BoundedQueue, engine: Any, name: str, num_tokens: int) -> Any
 def got_on(*names: str) -> Any:
     class Record:
         admitted = names
+        duration_s = 0.1
+        num_sampled_tokens = 0
+        finished = ()
 
     return Record()
 
 
 def test_time_to_come_back_follows_the_measured_rate(build_tiny: Any) -> None:
     engine, clock = build_tiny(), Moment()
-    queue = BoundedQueue(max_requests=100, max_tokens=10**6, now=clock)
+    queue = BoundedQueue(QueueLimits(max_requests=100, max_tokens=10**6), now=clock)
     for index in range(100):
         queue.admit(arrival(queue, engine, f"r{index}", 10))
     with pytest.raises(ApiError) as caught:
@@ -219,7 +224,7 @@ def test_time_to_come_back_follows_the_measured_rate(build_tiny: Any) -> None:
 
 def test_slow_tokens_count_more_than_quick_requests(build_tiny: Any) -> None:
     engine, clock = build_tiny(), Moment()
-    queue = BoundedQueue(max_requests=1000, max_tokens=1000, now=clock)
+    queue = BoundedQueue(QueueLimits(max_requests=1000, max_tokens=1000), now=clock)
     for index in range(10):
         queue.admit(arrival(queue, engine, f"short{index}", 1))
         clock.now_s += 1
@@ -229,7 +234,7 @@ def test_slow_tokens_count_more_than_quick_requests(build_tiny: Any) -> None:
 
 
 def test_leaving_twice_and_completions_of_one_prompt(build_tiny: Any) -> None:
-    queue = BoundedQueue(max_requests=2, max_tokens=100)
+    queue = BoundedQueue(QueueLimits(max_requests=2, max_tokens=100))
     one = arrival(queue, build_tiny(), "r", 7)
     queue.admit(one)
     queue.step_done(got_on("r#0", "r#1"))

@@ -57,6 +57,7 @@ class Completions:
             book_fields(serving, exchange, request, REFUSED_IN_COMPLETIONS, ())
             serving.metrics.request_received(exchange)
             deadline_s = deadline_of(exchange, request.timeout, serving.config.request_timeout)
+            serving.admission.check_time(exchange.key_name, deadline_s)
             id = new_id("cmpl")
             async with until_disconnect(receive):
                 processed = await serving.in_text_thread(
