@@ -197,7 +197,7 @@ def got_on(*names: str) -> Any:
     class Record:
         admitted = names
         duration_s = 0.1
-        num_sampled_tokens = 0
+        num_prefill_tokens = num_decode_tokens = 0
         finished = ()
 
     return Record()

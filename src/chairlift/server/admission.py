@@ -141,18 +141,13 @@ class BoundedQueue:
 
     def check_time(self, key_name: str, deadline_s: float | None) -> None:
         with self._lock:
-            self._check_time(key_name, deadline_s, num_completions=1, max_tokens=None)
+            self._check_time(key_name, deadline_s)
 
     def admit(self, arrival: Arrival) -> None:
         key_name = arrival.key_name
         with self._lock:
             self._check_room(key_name, arrival.num_requests, arrival.num_tokens)
-            self._check_time(
-                key_name,
-                arrival.deadline_s,
-                num_completions=arrival.num_completions,
-                max_tokens=arrival.max_tokens,
-            )
+            self._check_time(key_name, arrival.deadline_s, arrival)
             for request in arrival.requests:
                 self._waiting[request.request_id] = (key_name, len(request.prompt_token_ids))
             self._inside.add(id(arrival))
@@ -244,20 +239,19 @@ class BoundedQueue:
         self,
         key_name: str,
         deadline_s: float | None,
-        *,
-        num_completions: int,
-        max_tokens: int | None,
+        arrival: Arrival | None = None,
     ) -> None:
         """Compared with what the key has under way, as if all others with work did the same."""
         line = self._lines.get(key_name)
         if deadline_s is None or line is None:
             return
-        estimate, share = self._estimate, self._share(key_name)
-        num_waiting = min(line.num_requests, line.num_completions)
-        needed_s = estimate.seconds(
-            num_tokens=estimate.expected_tokens(1 << 30 if max_tokens is None else max_tokens),
-            num_running=(line.num_completions - num_waiting + num_completions) / share,
-            num_waiting=num_waiting / share,
+        num_new = 1 if arrival is None else arrival.num_completions
+        share = self._share(key_name)
+        needed_s = self._estimate.seconds(
+            max_tokens=None if arrival is None else arrival.max_tokens,
+            num_prompt_tokens=0 if arrival is None else arrival.num_tokens / arrival.num_requests,
+            num_running=(line.num_completions - line.num_requests + num_new) / share,
+            num_waiting=line.num_requests / share,
         )
         left_s = deadline_s - self._now()
         if needed_s > _MARGIN * left_s > 0:
