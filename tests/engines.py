@@ -80,6 +80,7 @@ class Job:
     params: SamplingParams
     arrival_step: int = 0
     priority: int = 0
+    tenant: str = ""
 
 
 def run_jobs(
@@ -95,7 +96,9 @@ def run_jobs(
     for step in range(max_steps):
         for index, job in enumerate(jobs):
             if index not in ids and job.arrival_step <= step:
-                ids[index] = engine.add_request(job.prompt, job.params, priority=job.priority)
+                ids[index] = engine.add_request(
+                    job.prompt, job.params, priority=job.priority, tenant=job.tenant
+                )
         if len(outputs) == len(jobs):
             break
         before_step(step)

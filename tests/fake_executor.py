@@ -9,7 +9,7 @@ a request must yield, whatever its company.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -85,6 +85,7 @@ def make_request(
     arrival_time: float = 0.0,
     fork_of: str | None = None,
     cache_salt: str = "",
+    tenant: str = "",
 ) -> Request:
     """A request with a prompt, or with one of so many tokens that nobody else's begins like."""
     if isinstance(prompt, int):
@@ -99,6 +100,7 @@ def make_request(
         arrival_time=arrival_time,
         fork_of=fork_of,
         cache_salt=cache_salt,
+        tenant=tenant,
         sampling_params=SamplingParams(seed=seed, max_tokens=max_tokens),
     )
 
@@ -259,8 +261,10 @@ class Rig:
         enable_prefix_caching: bool = True,
         overlap_depth: int = 0,
         cost: PreemptionCost | None = None,
+        shares: Mapping[str, int] | None = None,
         **options: Any,
     ) -> None:
+        """`shares`: weights of tenants, which then share fairly."""
         self.kv = KVCacheManager(
             num_blocks,
             block_size,
@@ -268,6 +272,8 @@ class Rig:
             num_swap_blocks=num_swap_blocks,
         )
         self.scheduler = Scheduler(SchedulerConfig(**options), self.kv, cost)
+        if shares is not None:
+            self.scheduler.share_fairly(shares)
         self.executor = FakeExecutor.for_cache(self.kv, overlap_depth)
         self.clock = ManualClock()
         self.core = EngineCore(self.scheduler, self.executor, self.clock)

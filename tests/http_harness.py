@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from chairlift.engine.engine import Engine
 from chairlift.engine.supervisor import EngineSupervisor
 from chairlift.server.http_server import HttpServer
@@ -164,6 +166,21 @@ class RunningServer:
         self.engine.scheduler.check_integrity()
 
 
+def scrape(
+    server: RunningServer, headers: dict[str, str] | None = None
+) -> dict[str, dict[tuple[str, ...], float]]:
+    """Sample name -> label values (sorted by label) -> value."""
+    answer = server.get("/metrics", headers=headers)
+    assert answer.status == 200 and answer.headers["content-type"].startswith("text/plain")
+    samples: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(answer.body.decode()):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            labels = tuple(value for _, value in sorted(sample.labels.items()))
+            samples.setdefault(sample.name, {})[labels] = sample.value
+    return samples
+
+
 def read_all(connection: socket.socket) -> bytes:
     """Until the other side closes or is silent for too long."""
     parts = []
@@ -243,6 +260,7 @@ def serving_engine(
     running = RunningServer(serving, server, port, loops[0], thread, engines)
     try:
         assert not waits or supervisor.wait_until("running", "dead", timeout_s=60)
+        assert supervisor.failure is None, supervisor.failure
         until(lambda: server.started)
         yield running
     finally:

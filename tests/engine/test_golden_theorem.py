@@ -133,6 +133,36 @@ def check(
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("preemption", PREEMPTION)
+def test_fair_shares_change_the_order_and_no_token(
+    load_tiny: Callable[..., LoadedModel], solo: Solo, kernels: str, preemption: str
+) -> None:
+    """A tenant that asks for much beside one that asks for little, with few seats."""
+    model = load_tiny(kernels=kernels)
+    greedy = [dataclasses.replace(job, tenant="greedy", arrival_step=0) for job in tiny_jobs()]
+    polite = [dataclasses.replace(job, tenant="polite") for job in tiny_jobs()[:3]]
+    with preempting(1) as rude:
+        engine = make_engine(
+            model,
+            scheduler_class=Scheduler if preemption == "none" else rude,
+            max_num_seqs=2,
+            preemption_mode="recompute" if preemption == "none" else preemption,
+        )
+        engine.share_fairly({"polite": 2})
+        engine.scheduler.patience_steps = 3
+        jobs = greedy + polite
+        together = tokens_of(run_jobs(engine, jobs))
+    assert together == solo(model, jobs)
+    first = {}
+    for record in engine.core.recorder.records:
+        for name in record.admitted:
+            first.setdefault(name.partition("#")[0], record.step_id)
+    order = sorted(first, key=lambda name: first[name])
+    places = [order.index(str(len(greedy) + index)) for index in range(len(polite))]
+    assert max(places) < len(jobs) - 2, "those who came last with little are not served last"
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("batching", BATCHING)
 def test_tokens_do_not_depend_on_company_tiny_model(

@@ -53,6 +53,7 @@ class Expected:
     stops: tuple[int, ...]
     salt: str
     priority: int
+    tenant: str
     tokens: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     num_releases: int = 0
@@ -117,6 +118,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.kv = kv
         self.scheduler = NudgedScheduler(self.config, kv, cost)
+        if draw(st.booleans()):
+            self.scheduler.share_fairly({"heavy": 3})
+            self.scheduler.patience_steps = draw(st.integers(0, 4))
         self.executor = FakeExecutor.for_cache(kv, draw(st.integers(0, 1)))
         self.core = EngineCore(self.scheduler, self.executor, self.clock)
         self.core.recorder.listen(self.on_record)
@@ -147,6 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             stops=draw(st.sampled_from([(), (), (), (), (0,), (3, 4)])),
             salt=draw(st.sampled_from(["", "", "tenant"])),
             priority=draw(st.integers(0, 2)),
+            tenant=draw(st.sampled_from(["light", "light", "heavy", "other"])),
         )
         # Ids of requests that have gone may come again at once.
         name = draw(st.sampled_from(["a", "b", "c"])) if draw(st.booleans()) else None
@@ -169,6 +174,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             stops=original.stops,
             salt=original.salt,
             priority=original.priority,
+            tenant=original.tenant,
         )
         self.put(name, copy, sibling)
 
@@ -183,6 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrival_time=self.clock.now(),
             fork_of=fork_of,
             cache_salt=expected.salt,
+            tenant=expected.tenant,
         )
         try:
             self.core.add_request(request)

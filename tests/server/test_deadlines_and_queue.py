@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from chairlift.server.admission import MAX_RETRY_AFTER_S, BoundedQueue
+from chairlift.clock import WallClock
+from chairlift.server.admission import BoundedQueue
 from chairlift.server.errors import ApiError
-from http_harness import Answer, RunningServer, request_bytes, until
+from chairlift.server.queue_rate import MAX_RETRY_AFTER_S
+from chairlift.server.queue_room import QueueLimits
+from http_harness import RunningServer, request_bytes, until
 from server_gate import Gate
 
 LONG = {"max_tokens": 100, "ignore_eos": True}
@@ -26,23 +28,32 @@ def background(server: RunningServer, count: int, **options: Any) -> list[Any]:
 
 
 # -- deadlines ---------------------------------------------------------------------------------
+class LeapingClock(WallClock):
+    """The engine's clock, which a test can put forward: no test waits for a deadline."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.ahead_s = 0.0
+        server.engine.clock = server.engine.core.clock = self
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+
 @pytest.mark.parametrize("is_streaming", [True, False], ids=["stream", "whole"])
 def test_expired_request_never_reaches_the_model(serve: Any, is_streaming: bool) -> None:
     with serve(engine={"max_num_seqs": 1}) as server:
-        gate = Gate(server.engine)
+        gate, clock = Gate(server.engine), LeapingClock(server)
         running = background(server, 1)
         until(lambda: bool(server.engine.scheduler.requests))
-        late: list[Answer] = []
-        thread = threading.Thread(
-            target=lambda: late.append(server.complete("xyz", timeout=0.15, stream=is_streaming))
+        late = ThreadPoolExecutor(1).submit(
+            server.complete, "xyz", timeout=100.0, stream=is_streaming
         )
-        thread.start()
-        until(lambda: server.serving.lifecycle.num_in_flight == 2)
-        time.sleep(0.3)
+        until(lambda: server.serving.admission.num_waiting == 2)
+        clock.ahead_s = 200.0
         gate.open()
-        thread.join()
-        assert late[0].status == 504 and late[0].error["code"] == "deadline_exceeded"
-        assert late[0].headers["x-should-retry"] == "false"
+        answer = late.result()
+        assert answer.status == 504 and answer.error["code"] == "deadline_exceeded"
+        assert answer.headers["x-should-retry"] == "false"
         assert running[0].result().status == 200
         members = {
             member.request_id
@@ -55,45 +66,42 @@ def test_expired_request_never_reaches_the_model(serve: Any, is_streaming: bool)
 
 def test_deadline_in_mid_answer(serve: Any) -> None:
     with serve() as server:
-        gate = Gate(server.engine)
-        answers: list[Answer] = []
-        threads = [
-            threading.Thread(
-                target=lambda fields=fields: answers.append(  # type: ignore[misc]
-                    server.complete("abc", timeout=0.4, logprobs=0, **LONG, **fields)
-                )
-            )
-            for fields in ({"stream": True}, {"stream": False})
-        ]
-        for thread in threads:
-            thread.start()
-        until(lambda: server.serving.lifecycle.num_in_flight == 2)
-        gate.let(3)
-        until(lambda: gate.num_steps == 3)
-        time.sleep(0.5)
+        gate, clock = Gate(server.engine), LeapingClock(server)
+        pool = ThreadPoolExecutor(2)
+        whole, streamed = (
+            pool.submit(server.complete, "abc", timeout=100.0, logprobs=0, stream=stream, **LONG)
+            for stream in (False, True)
+        )
+        until(lambda: server.serving.admission.num_waiting == 2)
+        gate.let(5)
+        until(lambda: gate.num_steps == 5 and server.serving.admission.num_waiting == 0)
+        clock.ahead_s = 200.0
         gate.open()
-        for thread in threads:
-            thread.join()
-        whole = next(answer for answer in answers if answer.status != 200)
-        streamed = next(answer for answer in answers if answer.status == 200)
-        assert whole.status == 504 and whole.error["code"] == "deadline_exceeded"
-        *_, failure, done = streamed.events
-        assert done == "[DONE]" and failure["error"]["code"] == "deadline_exceeded"
+        assert whole.result().status == 504
+        assert whole.result().error["code"] == "deadline_exceeded"
+        *chunks, failure, done = streamed.result().events
+        assert chunks and done == "[DONE]"
+        assert failure["error"]["code"] == "deadline_exceeded"
         server.check_idle()
 
 
 def test_deadline_by_header_and_by_default(serve: Any) -> None:
-    with serve(request_timeout=0.1) as server:
-        gate = Gate(server.engine)
-        pool = ThreadPoolExecutor(3)
+    with serve(request_timeout=100.0) as server:
+        gate, clock = Gate(server.engine), LeapingClock(server)
+        pool = ThreadPoolExecutor(4)
         by_default = pool.submit(server.complete)
-        by_header = pool.submit(server.complete, headers={"x-request-timeout": "0.05"})
-        by_body = pool.submit(server.complete, timeout=100.0)
-        until(lambda: server.serving.lifecycle.num_in_flight == 3)
-        time.sleep(0.3)
+        by_header = pool.submit(server.complete, headers={"x-request-timeout": "50"})
+        longer = pool.submit(server.complete, headers={"x-request-timeout": "900"})
+        by_body = pool.submit(server.complete, timeout=800.0)
+        until(lambda: server.serving.admission.num_waiting == 4)
+        clock.ahead_s = 400.0
         gate.open()
         assert by_default.result().status == 504 == by_header.result().status
-        assert by_body.result().status == 200
+        assert by_body.result().status == 200 == longer.result().status
+
+
+def test_deadline_that_passed_before_the_queue(server: RunningServer) -> None:
+    assert server.complete(timeout=1e-9).status == 504
 
 
 @pytest.mark.parametrize("text", ["abc", "0", "-1", "nan", "inf", "1e999", ""])
@@ -188,13 +196,16 @@ def arrival(queue: BoundedQueue, engine: Any, name: str, num_tokens: int) -> Any
 def got_on(*names: str) -> Any:
     class Record:
         admitted = names
+        duration_s = 0.1
+        num_prefill_tokens = num_decode_tokens = 0
+        finished = ()
 
     return Record()
 
 
 def test_time_to_come_back_follows_the_measured_rate(build_tiny: Any) -> None:
     engine, clock = build_tiny(), Moment()
-    queue = BoundedQueue(max_requests=100, max_tokens=10**6, now=clock)
+    queue = BoundedQueue(QueueLimits(max_requests=100, max_tokens=10**6), now=clock)
     for index in range(100):
         queue.admit(arrival(queue, engine, f"r{index}", 10))
     with pytest.raises(ApiError) as caught:
@@ -213,7 +224,7 @@ def test_time_to_come_back_follows_the_measured_rate(build_tiny: Any) -> None:
 
 def test_slow_tokens_count_more_than_quick_requests(build_tiny: Any) -> None:
     engine, clock = build_tiny(), Moment()
-    queue = BoundedQueue(max_requests=1000, max_tokens=1000, now=clock)
+    queue = BoundedQueue(QueueLimits(max_requests=1000, max_tokens=1000), now=clock)
     for index in range(10):
         queue.admit(arrival(queue, engine, f"short{index}", 1))
         clock.now_s += 1
@@ -223,7 +234,7 @@ def test_slow_tokens_count_more_than_quick_requests(build_tiny: Any) -> None:
 
 
 def test_leaving_twice_and_completions_of_one_prompt(build_tiny: Any) -> None:
-    queue = BoundedQueue(max_requests=2, max_tokens=100)
+    queue = BoundedQueue(QueueLimits(max_requests=2, max_tokens=100))
     one = arrival(queue, build_tiny(), "r", 7)
     queue.admit(one)
     queue.step_done(got_on("r#0", "r#1"))

@@ -12,7 +12,7 @@ import pytest
 
 from chairlift.engine.engine import Engine
 from chairlift.errors import ModelFileError
-from http_harness import RunningServer, until
+from http_harness import MODEL, RunningServer, read_all, request_bytes, until
 from server_gate import Gate
 
 QUICK = {"check_interval_s": 0.02, "retry_wait_s": 0.02}
@@ -59,20 +59,22 @@ def test_several_failed_steps_mean_a_new_engine(serve: Any) -> None:
 def test_fault_in_a_stream_is_an_event(serve: Any) -> None:
     with serve(supervisor_options=QUICK) as server:
         gate = Gate(server.engine)
-        answers: list[Any] = []
-        fields = {"max_tokens": 40, "ignore_eos": True, "logprobs": 0}
-        thread = threading.Thread(
-            target=lambda: answers.append(server.complete("abc", stream=True, **fields))
-        )
-        thread.start()
-        gate.let(3)
-        until(lambda: gate.num_steps == 3)
-        time.sleep(0.5)  # the first events are on their way: from here on it is a stream
-        failing_steps(server.engine, 1)
-        gate.open()
-        thread.join()
-        *_, failure, done = answers[0].events
-        assert done == "[DONE]" and failure["error"]["code"] == "internal_error"
+        body = {
+            "model": MODEL, "prompt": "abc", "max_tokens": 40, "ignore_eos": True,
+            "logprobs": 0, "stream": True,
+        }  # fmt: skip
+        headers = "Connection: close\r\n"
+        with server.connect() as connection:
+            connection.sendall(request_bytes("/v1/completions", body, headers=headers))
+            gate.let(3)
+            data = b""
+            while b"data: " not in data:  # the first event: from here on it is a stream
+                data += connection.recv(65_536)
+            failing_steps(server.engine, 1)
+            gate.open()
+            data += read_all(connection)
+        assert data.startswith(b"HTTP/1.1 200")
+        assert b"internal_error" in data and data.index(b"internal_error") < data.index(b"[DONE]")
 
 
 def test_logits_that_are_no_numbers_end_that_request_only(serve: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -89,7 +90,8 @@ def test_a_million_small_chunks(server: RunningServer) -> None:
     assert status_of(server.raw(head + body)) == 400
 
 
-def test_chunks_without_end_stop_at_the_cap(serve: Any) -> None:
+def test_chunks_without_end_stop_at_the_cap(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "MAX_DROPPED_BYTES", 1_000_000)
     with serve(max_body_size=100_000) as server, server.connect() as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         sent = 0
@@ -108,9 +110,41 @@ def test_body_above_the_cap(serve: Any) -> None:
     with serve(max_body_size=10_000) as server:
         answer = server.post("/v1/completions", {**BODY, "prompt": "a" * 20_000})
         assert answer.status == 413 and answer.error["code"] == "request_too_large"
-        assert answer.headers["connection"] == "close"
         exact = json.dumps(BODY).encode()
         assert server.post("/v1/completions", exact + b" " * (10_000 - len(exact))).status == 200
+
+
+def test_header_and_body_in_one_piece(server: RunningServer) -> None:
+    """However the bytes are cut, a large body does not make a large header."""
+    for num_bytes in (70_000, 300_000, 1_000_000):
+        body = json.dumps(BODY).encode()
+        data = request_bytes("/v1/completions", body + b" " * num_bytes)
+        with server.connect() as connection:
+            for _ in range(3):
+                connection.sendall(data)
+                assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+
+
+def test_answer_can_be_read_while_the_body_is_still_sent(serve: Any) -> None:
+    """Refused early, the rest of a body is read and dropped, and the connection goes on."""
+    with serve(max_body_size=10_000) as server, server.connect() as connection:
+        size = 2_000_000
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % size + b" " * 20_000)
+        answer = connection.recv(65_536)
+        assert status_of(answer) == 413 and b"connection: close" not in answer.lower()
+        connection.sendall(b" " * (size - 20_000))
+        connection.sendall(GOOD)
+        assert status_of(read_all(connection)) == 200
+
+
+def test_body_that_never_ends_after_its_answer(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "DROP_TIMEOUT_S", 0.3)
+    with serve(max_body_size=10_000) as server, server.connect() as connection:
+        connection.sendall(HEAD + b"Content-Length: 2000000\r\n\r\n" + b" " * 20_000)
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(65_536):
+                connection.sendall(b" ")
+        until(lambda: not server.server.server_state.connections)
 
 
 def test_expecting_client_is_refused_before_it_sends(serve: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.server.histogram import Histogram
-from http_harness import RunningServer, until
+from http_harness import RunningServer, scrape, until
 
 PROMPT = "A tale of two metrics."
 VLLM_NAMES = {
@@ -30,19 +30,6 @@ VLLM_NAMES = {
     "vllm:prefix_cache_hits",
 }
 """As the parser names them: counters without `_total`."""
-
-
-def scrape(server: RunningServer) -> dict[str, dict[tuple[str, ...], float]]:
-    """Sample name -> label values (sorted by label) -> value."""
-    answer = server.get("/metrics")
-    assert answer.status == 200 and answer.headers["content-type"].startswith("text/plain")
-    samples: dict[str, dict[tuple[str, ...], float]] = {}
-    for family in text_string_to_metric_families(answer.body.decode()):
-        assert family.documentation, family.name
-        for sample in family.samples:
-            labels = tuple(value for _, value in sorted(sample.labels.items()))
-            samples.setdefault(sample.name, {})[labels] = sample.value
-    return samples
 
 
 def families(server: RunningServer) -> set[str]:

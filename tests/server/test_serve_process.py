@@ -95,7 +95,7 @@ def serve_process(tiny_folder: Callable[[str], Path]) -> Serve:
 
 @pytest.mark.timeout(180)
 def test_sigterm_lets_all_streams_end(serve_process: Serve) -> None:
-    with serve_process("--max-num-seqs", "2") as server:
+    with serve_process("--max-num-seqs", "2", "--shutdown-timeout", "600") as server:
         answers: list[Answer] = []
         threads = [
             threading.Thread(
@@ -126,7 +126,8 @@ def test_sigterm_lets_all_streams_end(serve_process: Serve) -> None:
 
 @pytest.mark.timeout(180)
 def test_requests_that_do_not_end_in_time_are_told(serve_process: Serve) -> None:
-    with serve_process("--shutdown-timeout", "0.2", "--max-num-seqs", "1") as server:
+    options = ("--shutdown-timeout", "0.2", "--max-num-seqs", "128", "--kernels", "reference")
+    with serve_process(*options) as server:
         answers: list[Answer] = []
         threads = [
             threading.Thread(

@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from chairlift.core.prefix_cache import PrefixParent
 from chairlift.sampling_params import SamplingParams
 
+UNSEATED_RANK = 1 << 62
+"""Under fair shares, ranks of requests that have never been let on begin here."""
+
 
 class RequestStatus(enum.IntEnum):
     """Finished states come last, so that `is_finished` is one comparison."""
@@ -61,6 +64,8 @@ class Request:
     """The sibling of the same prompt whose blocks this one may share."""
     cache_salt: str = ""
     """Requests with different salts never share cached blocks."""
+    tenant: str = ""
+    """Whose it is: tenants share the engine fairly, where that is asked for."""
     use_prefix_cache: bool = True
     """False where every prompt position must be computed, for its log probabilities."""
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
@@ -79,6 +84,8 @@ class Request:
     """Sampled in a step that has been submitted and not yet read."""
     num_cached_tokens: int = 0
     """Prompt tokens that the first admission found in the prefix cache."""
+    num_charged_tokens: int = 0
+    """Prompt tokens up to which its tenant has been charged, under fair shares."""
     num_preemptions: int = 0
     num_recomputes: int = 0
     block_table: list[int] = field(default_factory=list)
@@ -94,6 +101,11 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Its place in line is its rank: always, unless fair shares decide whom to let on."""
+        return self.rank[1] < UNSEATED_RANK
 
     @property
     def num_tokens(self) -> int:

@@ -6,22 +6,25 @@ computed.  Policies answer the questions that differ between ways of batching; n
 branch in here.  The scheduler deals in integers and knows neither text nor arrays.
 
 Order is by `rank` everywhere: who came first (or has the better priority) is served first and
-preempted last, so the first in rank always gets on and everything ends.
+preempted last, so the first in rank always gets on and everything ends.  Under fair shares who
+came first is who was let on first: of those that were not yet, the queue chooses between tenants.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.batching_policy import create_batching_policy
+from chairlift.core.fair_share import FairShare
 from chairlift.core.kv_cache_manager import KVCacheManager
 from chairlift.core.preemption_cost import PreemptionCost
 from chairlift.core.prefill_policy import create_prefill_policy
-from chairlift.core.request import Request, RequestStatus
-from chairlift.core.request_queue import RequestQueue, WaitingQueue
+from chairlift.core.request import UNSEATED_RANK, Request, RequestStatus
+from chairlift.core.request_queue import FairWaitingQueue, RequestQueue, WaitingQueue
 from chairlift.core.scheduler_output import (
     NewRequest,
     RequestUpdate,
@@ -38,6 +41,8 @@ _MAX_OVERTAKES = 64
 """Short requests that may pass a long one which memory keeps out, before it must be next."""
 _MAX_RECOMPUTES = 2
 """After this many, `auto` swaps a request wherever the swap pool has room."""
+_PATIENCE_STEPS = 64
+"""A tenant without a seat waits so long for one to become free before another one's is taken."""
 
 
 class Scheduler:
@@ -60,6 +65,8 @@ class Scheduler:
         )
         self.prefill = create_prefill_policy(config.prefill_policy)
         self.waiting = WaitingQueue(config.max_num_batched_tokens)
+        self.fair_share: FairShare | None = None
+        self.patience_steps = _PATIENCE_STEPS
         self.swapped = RequestQueue()
         self.running: list[Request] = []
         """In rank order; with static batching, finished members stay until their batch ends."""
@@ -77,7 +84,17 @@ class Scheduler:
         self._num_in_flight = 0
         self._num_overtakes = 0
         self._arrivals = itertools.count()
+        self._seatings = itertools.count()
+        self._kept_out_since: dict[str, int] = {}
+        """Step in which a tenant without a seat was first seen at the head of the line."""
         self._next_step_id = 0
+
+    def share_fairly(self, weights: Mapping[str, int]) -> None:
+        """From now on tenants share the engine by weight.  Before any request comes."""
+        assert not self.requests
+        self.fair_share = FairShare(weights)
+        self.waiting = FairWaitingQueue(self.config.max_num_batched_tokens, self.fair_share)
+        self._arrivals = itertools.count(UNSEATED_RANK)
 
     # -- arrivals and departures -------------------------------------------------------------
     def add_request(self, request: Request) -> None:
@@ -158,6 +175,7 @@ class Scheduler:
         output = SchedulerOutput(step_id=self._next_step_id)
         self.needs_drain = False
         self._preempt_for_priority(output)
+        self._preempt_for_fairness(output)
         phases = self.prefill.phases(
             has_prefill=bool(len(self.waiting) or len(self.swapped))
             or any(request.is_prefilling for request in self.running),
@@ -229,6 +247,11 @@ class Scheduler:
             )
         )
         if not is_padding:
+            if self.fair_share is not None:
+                if kind == "prefill":
+                    self._charge_prompt(self.fair_share, request, num_tokens)
+                if is_sampling:
+                    self.fair_share.charge_output(request.tenant)
             request.num_computed_tokens += num_tokens
             request.num_pending_tokens += is_sampling
         if request.request_id not in self._sent:
@@ -244,6 +267,15 @@ class Scheduler:
                     bad_word_ids=request.bad_word_ids,
                 )
             )
+
+    @staticmethod
+    def _charge_prompt(fair_share: FairShare, request: Request, num_tokens: int) -> None:
+        """Book what is new of a prompt's chunk for the tenant: what is recomputed is not."""
+        end = min(request.num_computed_tokens + num_tokens, request.num_prompt_tokens)
+        num_new = end - max(request.num_computed_tokens, request.num_charged_tokens)
+        if num_new > 0:
+            request.num_charged_tokens = end
+            fair_share.charge_prompt(request.tenant, num_new)
 
     def _seal(self, output: SchedulerOutput) -> SchedulerOutput:
         """Give the step its number and its block moves, if there is anything to do."""
@@ -370,6 +402,9 @@ class Scheduler:
         else:
             self.waiting.remove(request.request_id)
         self._holders.pop(request.request_id, None)
+        if not request.is_ranked:
+            request.rank = (request.rank[0], next(self._seatings))
+        self._kept_out_since.pop(request.tenant, None)
         request.status = RequestStatus.RUNNING
         bisect.insort(self.running, request, key=lambda running: running.rank)
         output.admitted.append(request.request_id)
@@ -498,6 +533,61 @@ class Scheduler:
                 self.needs_drain = True
                 return
             self._take_back(victim, max(0, missing), output, f"priority of {request.request_id}")
+
+    def _preempt_for_fairness(self, output: SchedulerOutput) -> None:
+        """A tenant that has been kept out for long gets the place of one that has several.
+
+        Places are changed: the new request is seated and ranked in the other one's stead, which is
+        the next to get on.
+        """
+        if self.fair_share is None or not self.batching.admits_while_running:
+            return
+        request = self._first_kept_out()
+        while request is not None:
+            missing = self._num_missing_to_get_on(request)
+            if missing <= 0 and len(self.running) < self.config.max_num_seqs:
+                return
+            victim = self._choose_victim_of_other_tenant(request, self.fair_share)
+            if victim is None:
+                return
+            if self._num_in_flight:
+                self.needs_drain = True
+                return
+            self.waiting.remove(request.request_id)
+            request.rank, victim.rank = victim.rank, (victim.rank[0], next(self._seatings))
+            self.waiting.add(request)
+            self._take_back(victim, max(0, missing), output, f"fair share of {request.request_id}")
+
+    def _first_kept_out(self) -> Request | None:
+        """The next to be let on, if its tenant has had no seat for long."""
+        assert isinstance(self.waiting, FairWaitingQueue)
+        request = self.waiting.peek_new()
+        if request is None:
+            return None
+        step_id = self._next_step_id
+        since = self._kept_out_since.setdefault(request.tenant, step_id)
+        if step_id - since < self.patience_steps:
+            return None
+        if any(running.tenant == request.tenant for running in self.running):
+            del self._kept_out_since[request.tenant]
+            return None
+        return request
+
+    def _choose_victim_of_other_tenant(
+        self, request: Request, fair_share: FairShare
+    ) -> Request | None:
+        """The last in rank of tenants that were served more and have several seats."""
+        num_seats = Counter(running.tenant for running in self.running if not running.is_finished)
+        counter = fair_share.counter(request.tenant)
+        for victim in reversed(self.running):
+            if (
+                not victim.is_finished
+                and num_seats[victim.tenant] > 1
+                and fair_share.counter(victim.tenant) > counter
+                and not self._is_of_worse_class(request, victim)
+            ):
+                return victim
+        return None
 
     def _num_missing_to_get_on(self, request: Request) -> int:
         """Blocks short before a request gets on, one for each running request included."""

@@ -6,7 +6,7 @@ Joins the edges (text) with the core (integers).  Not thread-safe: `AsyncEngine`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from chairlift.clock import Clock, WallClock
 from chairlift.config import EngineConfig
@@ -71,6 +71,10 @@ class Engine:
         """Load the model that `asked` names.  Raises a `ChairliftError`."""
         return cls(load_model(asked, progress=progress, show_download=show_download), asked, clock)
 
+    def share_fairly(self, weights: Mapping[str, int]) -> None:
+        """Let tenants share the engine by weight, 1 for those not named; before any request."""
+        self.scheduler.share_fairly(weights)
+
     def process_input(
         self,
         prompt: Prompt,
@@ -79,11 +83,13 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
         arrival_time: float | None = None,
     ) -> ProcessedInput:
         """Check and tokenize a request without queueing it.  May run in any thread.
 
-        `arrival_time` is on the engine's clock; now, unless it came earlier.
+        `arrival_time` is on the engine's clock; now, unless it came earlier.  `tenant`: whose
+        request it is, which matters after `share_fairly`.
         """
         return self.input_processor.process(
             prompt,
@@ -92,6 +98,7 @@ class Engine:
             priority=priority,
             arrival_time=self.clock.now() if arrival_time is None else arrival_time,
             cache_salt=cache_salt,
+            tenant=tenant,
         )
 
     def add(
@@ -128,11 +135,17 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
         is_streaming: bool = True,
     ) -> str:
         """Check, tokenize and queue; returns the request's id.  Raises `RequestError`."""
         request = self.process_input(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
         )
         return self.add(request, is_streaming=is_streaming)
 

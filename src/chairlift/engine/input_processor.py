@@ -22,7 +22,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with "prompt" or "prompt_token_ids"."""
 
 _MAX_CHARACTERS_PER_TOKEN = 512
-"""A longer text cannot fit the context: refuse it before it is tokenized."""
+"""Where the tokenizer does not know its longest token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float = 0.0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> ProcessedInput:
         """Raises `RequestError`, naming the field."""
         params = self._defaults if params is None else params
@@ -75,7 +76,8 @@ class InputProcessor:
             )
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority must be an integer, got {priority!r}", field="priority")
-        for name, value in (("request_id", request_id or ""), ("cache_salt", cache_salt)):
+        texts = {"request_id": request_id or "", "cache_salt": cache_salt, "tenant": tenant}
+        for name, value in texts.items():
             if not isinstance(value, str):
                 raise RequestError(f"{name} must be a text, got {value!r}", field=name)
         text, token_ids = self._tokens(prompt)
@@ -99,6 +101,7 @@ class InputProcessor:
                 arrival_time=arrival_time,
                 fork_of=child_id(request_id, 0, params.n) if index else None,
                 cache_salt=cache_salt,
+                tenant=tenant,
                 use_prefix_cache=params.prompt_logprobs is None,
                 sampling_params=params,
                 seed=seed,
@@ -128,9 +131,15 @@ class InputProcessor:
             field="prompt",
         )
 
+    @property
+    def max_prompt_chars(self) -> int:
+        """A longer text cannot fit the context: it is refused before it is tokenized."""
+        per_token = self._tokenizer.max_bytes_per_token or _MAX_CHARACTERS_PER_TOKEN
+        return self._max_model_len * per_token
+
     def check_length(self, text: str) -> None:
         """Raises `ContextLengthError` for a text that is too long whatever its tokens are."""
-        if len(text) > self._max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+        if len(text) > self.max_prompt_chars:
             raise ContextLengthError(
                 f"the prompt of {len(text)} characters cannot fit {self._max_model_len} tokens",
                 field="prompt",

@@ -56,6 +56,7 @@ class EngineSupervisor:
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._listeners: list[Callable[[StepRecord], None]] = []
+        self._preparations: list[Callable[[Engine], None]] = []
         self._thread = threading.Thread(target=self._run, name="chairlift-supervisor", daemon=True)
         self.state: SupervisorState = "starting"
         self.failure: Exception | None = None
@@ -67,6 +68,13 @@ class EngineSupervisor:
     def listen(self, listener: Callable[[StepRecord], None]) -> None:
         """Call `listener(record)` after every step of every engine.  Before `start()`."""
         self._listeners.append(listener)
+
+    def prepare(self, preparation: Callable[[Engine], None]) -> None:
+        """Call `preparation(engine)` of every engine before it takes requests.  Before `start()`.
+
+        In the supervisor's thread; what it raises is a failure to build.
+        """
+        self._preparations.append(preparation)
 
     def start(self) -> None:
         self._thread.start()
@@ -119,6 +127,8 @@ class EngineSupervisor:
         for attempt in range(attempts):
             try:
                 engine = self._build()
+                for prepare in self._preparations:
+                    prepare(engine)
             except Exception as error:
                 self.failure = error
                 if self.num_rebuilds:

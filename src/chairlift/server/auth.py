@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.core.fair_share import MAX_WEIGHT
 from chairlift.errors import ConfigError
 from chairlift.server.errors import invalid_api_key
 from chairlift.server.server_config import ServerConfig
 
 PUBLIC_PATHS = frozenset({"/health", "/ready", "/ping"})
 """Everything else is guarded, whether it exists or not."""
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OPTION = re.compile(r"(weight|priority)=(.*)")
+_OPTION_RANGES = {"weight": (1, MAX_WEIGHT), "priority": (-1000, 1000)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,10 @@ class ApiKey:
 
     name: str
     digest: bytes
+    weight: int = 1
+    """Its share of the engine beside those of other keys."""
+    priority: int = 0
+    """The best (lowest) that its requests may ask for, where there are several keys."""
 
 
 class KeyRing:
@@ -35,6 +44,21 @@ class KeyRing:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @property
+    def names(self) -> list[str]:
+        return [key.name for key in self._keys]
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """Shares of the engine by name."""
+        return {key.name: key.weight for key in self._keys}
+
+    def best_priority(self, name: str) -> int | None:
+        """What a key's requests may ask for at best; None: whatever they like."""
+        if len(self._keys) < 2:
+            return None
+        return next((key.priority for key in self._keys if key.name == name), 0)
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str:
         """Whose key a request brings; "" if there are no keys.  Raises `ApiError`."""
@@ -53,21 +77,59 @@ class KeyRing:
         return found.name
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A key as it was written down."""
+
+    name: str
+    secret: str
+    weight: int = 1
+    priority: int = 0
+
+
 def read_keys(config: ServerConfig) -> KeyRing:
     """Keys of the command line and of the key file.  Raises `ConfigError`."""
-    entries = [(f"key-{number}", key) for number, key in enumerate(config.api_key, 1)]
+    entries = [_Entry(f"key-{number}", key) for number, key in enumerate(config.api_key, 1)]
     if config.api_key_file is not None:
         entries += _read_file(Path(config.api_key_file), len(entries))
-    names, secrets = [name for name, _ in entries], [secret for _, secret in entries]
-    for secret in secrets:
+    for entry in entries:
+        secret = entry.secret
         if not secret.isascii() or not secret.isprintable() or " " in secret:
             raise ConfigError("an API key must be printable ASCII without spaces", field="api_key")
-    if len(set(names)) < len(names) or len(set(secrets)) < len(secrets):
+    names, secrets = {entry.name for entry in entries}, {entry.secret for entry in entries}
+    if len(names) < len(entries) or len(secrets) < len(entries):
         raise ConfigError("API keys and their names must differ from each other", field="api_key")
-    return KeyRing([ApiKey(name, hashlib.sha256(key.encode()).digest()) for name, key in entries])
+    weights = _read_weights(config.key_weight, names)
+    return KeyRing(
+        [
+            ApiKey(
+                entry.name,
+                hashlib.sha256(entry.secret.encode()).digest(),
+                weights.get(entry.name, entry.weight),
+                entry.priority,
+            )
+            for entry in entries
+        ]
+    )
 
 
-def _read_file(path: Path, num_before: int) -> list[tuple[str, str]]:
+def _read_weights(asked: Sequence[str], names: Collection[str]) -> dict[str, int]:
+    """What `key_weight` says of keys that there are."""
+    weights = {}
+    for text in asked:
+        name, _, value = text.rpartition("=")
+        if name not in names:
+            known = ", ".join(sorted(names)[:8]) or "no key at all"
+            raise ConfigError(
+                f"key_weight must be NAME=WEIGHT with the name of a key, got {text!r}; there is"
+                f" {known}",
+                field="key_weight",
+            )
+        weights[name] = _option("weight", value, "key_weight", f"key_weight {text!r}")
+    return weights
+
+
+def _read_file(path: Path, num_before: int) -> list[_Entry]:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -75,20 +137,47 @@ def _read_file(path: Path, num_before: int) -> list[tuple[str, str]]:
         raise ConfigError(
             f"cannot read the key file {path}: {reason}", field="api_key_file"
         ) from None
-    entries: list[tuple[str, str]] = []
+    entries: list[_Entry] = []
     for number, line in enumerate(lines, 1):
         words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) > 2:
-            raise ConfigError(
-                f"line {number} of {path} must be KEY or NAME KEY", field="api_key_file"
-            )
-        name = words[0] if len(words) == 2 else f"key-{num_before + len(entries) + 1}"
-        entries.append((name, words[-1]))
+        if words and not words[0].startswith("#"):
+            default_name = f"key-{num_before + len(entries) + 1}"
+            entries.append(_read_line(words, default_name, f"line {number} of {path}"))
     if not entries:
         raise ConfigError(f"the key file {path} holds no key", field="api_key_file")
     return entries
+
+
+def _read_line(words: list[str], default_name: str, place: str) -> _Entry:
+    """KEY, or NAME KEY, and options such as weight=2 after it."""
+    options: dict[str, int] = {}
+    while len(words) > 1 and (found := _OPTION.fullmatch(words[-1])) is not None:
+        options[found[1]] = _option(found[1], found[2], "api_key_file", place)
+        words = words[:-1]
+    if len(words) > 2:
+        raise ConfigError(
+            f"{place} must be KEY or NAME KEY, and may end in weight=N and priority=N",
+            field="api_key_file",
+        )
+    name = words[0] if len(words) == 2 else default_name
+    if _NAME.fullmatch(name) is None:
+        raise ConfigError(
+            f"{place}: the name of a key may have 64 letters, digits, dots, dashes and"
+            " underscores, for it is shown in logs and metrics",
+            field="api_key_file",
+        )
+    return _Entry(name, words[-1], options.get("weight", 1), options.get("priority", 0))
+
+
+def _option(name: str, text: str, field: str, place: str) -> int:
+    low, high = _OPTION_RANGES[name]
+    is_integer = re.fullmatch("-?[0-9]{1,9}", text) is not None
+    if not is_integer or not low <= int(text) <= high:
+        raise ConfigError(
+            f"{place}: {name} must be an integer between {low} and {high}, got {text[:20]!r}",
+            field=field,
+        )
+    return int(text)
 
 
 def _secret(headers: Mapping[bytes, bytes]) -> bytes:

@@ -99,7 +99,6 @@ def too_large(max_bytes: int) -> ApiError:
         413,
         f"the body is larger than {max_bytes} bytes",
         code="request_too_large",
-        headers=[(b"connection", b"close")],
     )
 
 
@@ -112,11 +111,25 @@ def unsupported_media_type(message: str) -> ApiError:
 
 
 def queue_full(message: str, retry_after_s: int) -> ApiError:
+    return _come_back("queue_full", message, retry_after_s)
+
+
+def key_queue_full(message: str, retry_after_s: int) -> ApiError:
+    """There is room, but not for more of this key."""
+    return _come_back("key_queue_full", message, retry_after_s)
+
+
+def deadline_unreachable(message: str, retry_after_s: int) -> ApiError:
+    """There is room, but not enough time."""
+    return _come_back("deadline_unreachable", message, retry_after_s)
+
+
+def _come_back(code: str, message: str, retry_after_s: int) -> ApiError:
     return ApiError(
         429,
         message,
         type="rate_limit_error",
-        code="queue_full",
+        code=code,
         headers=[_retry_after(retry_after_s)],
     )
 

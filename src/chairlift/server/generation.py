@@ -107,7 +107,10 @@ async def answer(
     Raises `ApiError` and `ClientClosed`.
     """
     arrival = Arrival(
-        key_name=exchange.key_name, priority=job.priority, requests=tuple(job.requests)
+        key_name=exchange.key_name,
+        priority=job.priority,
+        requests=tuple(job.requests),
+        deadline_s=job.deadline_s,
     )
     check_deadline(job.deadline_s)
     with (

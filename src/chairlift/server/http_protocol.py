@@ -15,6 +15,9 @@ from chairlift.server.errors import INVALID_REQUEST, ApiError, unavailable
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 100
 HEADER_TIMEOUT_S = 15.0
+MAX_DROPPED_BYTES = 64 * 2**20
+DROP_TIMEOUT_S = 15.0
+"""How much of a body that is answered already may still come, and for how long."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a closed connection may take to deliver what is still to be sent."""
 
@@ -36,7 +39,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._is_in_header = True
         self._num_header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
+        self._num_dropped = 0
+        self._timer: asyncio.TimerHandle | None = None
+        """For a header, or for the rest of a body that nobody wants."""
 
     # -- the connection ----------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -47,7 +52,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
@@ -58,12 +63,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._is_in_header:
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > MAX_HEADER_BYTES + 65_536:
-                # A chunk may hold a body's beginning too: only far too much is told from here.
+            if self._num_header_bytes > MAX_HEADER_BYTES:  # all of it header, and still no end
                 self._refuse_header()
                 return
-            if self._header_timer is None:
+            self._num_header_bytes += len(data)
+            if self._timer is None:
                 self._start_header_timer()
         super().data_received(data)
 
@@ -87,10 +91,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_header = False
         self._num_header_bytes = 0
-        self._stop_header_timer()
+        self._stop_timer()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None and self.cycle.response_complete:
+            self._drop(len(body))
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._num_dropped = 0
+        self._stop_timer()
         super().on_message_complete()
         self._is_in_header = True
         self._num_header_bytes = 0
@@ -101,6 +112,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse_header()
         else:
             self._refuse(ApiError(400, "this is not a valid HTTP request", type=INVALID_REQUEST))
+
+    def _drop(self, num_bytes: int) -> None:
+        """The rest of a body whose answer has been sent."""
+        self._num_dropped += num_bytes
+        if self._num_dropped > MAX_DROPPED_BYTES:
+            self.transport.abort()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(DROP_TIMEOUT_S, self.transport.abort)
 
     # -- limits ------------------------------------------------------------------------------
     def _count(self, num_bytes: int) -> None:
@@ -115,15 +134,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _size_of_headers = 0
 
     def _start_header_timer(self) -> None:
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self._header_is_late)
+        self._timer = self.loop.call_later(HEADER_TIMEOUT_S, self._header_is_late)
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _header_is_late(self) -> None:
-        self._header_timer = None
+        self._timer = None
         if not self.transport.is_closing() and self._is_in_header:
             self._refuse(ApiError(408, "the header did not arrive in time", code="request_timeout"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
@@ -25,13 +26,43 @@ from chairlift.server.errors import (
 )
 
 MAX_DEPTH = 64
-MAX_VALUES = 400_000
-"""Members of all arrays and objects together, commas inside texts included: parsing keeps the
-event loop waiting, so what could not be served anyhow is not parsed."""
+MAX_VALUES = 262_144
+"""Members of all arrays and objects together: parsing keeps the event loop waiting, so what could
+not be served anyhow is not parsed."""
 IDLE_TIMEOUT_S = 20.0
 TOTAL_TIMEOUT_S = 120.0
 
+MAX_BYTES_PER_CHARACTER = 6
+"""Of a text in JSON, escaped."""
+MAX_OTHER_BYTES = 1 << 20
+"""Everything in a conversation but its text."""
+
 JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """What is refused while it arrives."""
+
+    max_bytes: int
+    """More is status 413."""
+    max_useful_bytes: int | None = None
+    """More cannot fit the model's context."""
+    max_text_bytes: int | None = None
+    """A single text of more cannot fit the model's context."""
+
+    @classmethod
+    def of_one_text(cls, max_bytes: int, max_chars: int) -> BodyLimits:
+        """For a request with one prompt."""
+        return cls(
+            max_bytes=max_bytes,
+            max_useful_bytes=MAX_BYTES_PER_CHARACTER * max_chars + MAX_OTHER_BYTES,
+        )
+
+    @classmethod
+    def of_many_texts(cls, max_bytes: int, max_chars: int) -> BodyLimits:
+        """For a request with any number of prompts."""
+        return cls(max_bytes=max_bytes, max_text_bytes=MAX_BYTES_PER_CHARACTER * max_chars)
 
 
 class BodyBudget:
@@ -67,15 +98,15 @@ async def read_json_object(
     headers: Mapping[bytes, bytes],
     receive: Receive,
     *,
-    max_bytes: int,
+    limits: BodyLimits,
     take: Callable[[int], None] = lambda num_bytes: None,
 ) -> JsonObject:
     """The JSON object that a request brings.  Raises `ApiError` and `ClientClosed`.
 
     `take` is told of bytes as they come, and may refuse them.
     """
-    _check_headers(headers, max_bytes)
-    return parse_json_object(await _read(receive, max_bytes, take))
+    _check_headers(headers, limits)
+    return parse_json_object(await _read(receive, limits, take))
 
 
 def parse_json_object(data: bytes) -> JsonObject:
@@ -112,7 +143,7 @@ def _containers(value: object) -> list[object]:
     return [item for item in items if isinstance(item, (dict, list))]
 
 
-def _check_headers(headers: Mapping[bytes, bytes], max_bytes: int) -> None:
+def _check_headers(headers: Mapping[bytes, bytes], limits: BodyLimits) -> None:
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"identity", b""):
         raise unsupported_media_type("compressed bodies are not accepted; send plain JSON")
@@ -122,13 +153,72 @@ def _check_headers(headers: Mapping[bytes, bytes], max_bytes: int) -> None:
             f"the body must be application/json, not {kind[:60].decode('ascii', 'replace')}"
         )
     length = headers.get(b"content-length")
-    if length is not None and length.isdigit() and int(length[:20]) > max_bytes:
-        raise too_large(max_bytes)
+    if length is not None and length.isdigit():
+        _check_size(int(length[:20]), limits)
 
 
-async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -> bytes:
+def _check_size(num_bytes: int, limits: BodyLimits) -> None:
+    if num_bytes > limits.max_bytes:
+        raise too_large(limits.max_bytes)
+    if limits.max_useful_bytes is not None and num_bytes > limits.max_useful_bytes:
+        raise _does_not_fit()
+
+
+def _does_not_fit() -> ApiError:
+    return bad_request(
+        "the text is longer than the model's context, whatever its tokens are",
+        code="context_length_exceeded",
+    )
+
+
+class _Scan:
+    """Looks at a body as it arrives for what could not be served.
+
+    It tells texts from what is around them, so that their commas and brackets do not count.
+    """
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self._num_bytes = self._num_values = self._num_text_bytes = 0
+        self._is_in_text = False
+        self._rest = b""
+        """A backslash whose character has not arrived."""
+
+    def see(self, part: bytes) -> None:
+        """Raises `ApiError`."""
+        self._num_bytes += len(part)
+        _check_size(self._num_bytes, self._limits)
+        pieces = self._without_escapes(part).split(b'"')
+        around = b"".join(pieces[self._is_in_text :: 2])
+        self._num_values += around.count(b",") + around.count(b"[") + around.count(b"{")
+        if self._num_values > MAX_VALUES:
+            raise bad_request(f"the body has more than {MAX_VALUES} members")
+        texts = pieces[not self._is_in_text :: 2]
+        if texts and self._is_in_text:
+            self._num_text_bytes += len(texts[0])
+            texts = texts[1:]
+        longest = max(map(len, texts), default=0)
+        max_text_bytes = self._limits.max_text_bytes
+        if max_text_bytes is not None and max(self._num_text_bytes, longest) > max_text_bytes:
+            raise _does_not_fit()
+        if len(pieces) > 1:
+            self._is_in_text ^= len(pieces) % 2 == 0
+            self._num_text_bytes = len(pieces[-1]) if self._is_in_text else 0
+
+    def _without_escapes(self, part: bytes) -> bytes:
+        """The part without escaped quotation marks and backslashes, if it holds any."""
+        if b"\\" not in part and not self._rest:
+            return part
+        part = self._rest + part
+        num_backslashes = len(part) - len(part.rstrip(b"\\"))
+        self._rest = b"\\" * (num_backslashes % 2)
+        part = part[: len(part) - len(self._rest)]
+        return part.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+async def _read(receive: Receive, limits: BodyLimits, take: Callable[[int], None]) -> bytes:
     parts: list[bytes] = []
-    num_bytes = num_values = 0
+    scan = _Scan(limits)
     try:
         async with asyncio.timeout(TOTAL_TIMEOUT_S):
             while True:
@@ -137,21 +227,10 @@ async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -
                 if message["type"] == "http.disconnect":
                     raise ClientClosed
                 part = message.get("body", b"")
-                num_bytes += len(part)
-                if num_bytes > max_bytes:
-                    raise too_large(max_bytes)
-                num_values += part.count(b",") + part.count(b"[") + part.count(b"{")
-                is_refused = num_values > MAX_VALUES
-                if (
-                    is_refused
-                ):  # read to the end all the same: a sender that is cut off sees no answer
-                    parts.clear()
-                else:
-                    take(len(part))
-                    parts.append(part)
+                scan.see(part)
+                take(len(part))
+                parts.append(part)
                 if not message.get("more_body", False):
-                    if is_refused:
-                        raise bad_request(f"the body has more than {MAX_VALUES} members")
                     return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
         raise too_slow("the body did not arrive in time") from None

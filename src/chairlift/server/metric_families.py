@@ -102,6 +102,8 @@ class FamilyCollector(Collector):
         state = _EngineState.of(self._supervisor)
         yield from _our_gauges(state)
         yield from _our_counters(self._metrics, state)
+        if self._metrics.key_labels:
+            yield from _our_keys(self._metrics)
         yield from _our_histograms(self._metrics)
         if self._has_vllm:
             yield from _vllm_families(self._metrics, state, self._model_name or state.model)
@@ -167,6 +169,37 @@ def _our_counters(metrics: ServerMetrics, state: _EngineState) -> Iterator[Metri
     for (endpoint, status), count in sorted(dict(metrics.answers).items()):
         answers.add_metric((endpoint, str(status)), count)
     yield answers
+
+
+def _our_keys(metrics: ServerMetrics) -> Iterator[Metric]:
+    """By the name of the API key: never by the key."""
+    running, waiting = metrics.completions_by_key()
+    for name, text, values in (
+        ("key_requests_running", "Completions in the batch, by API key.", running),
+        ("key_requests_waiting", "Completions that wait to get on, by API key.", waiting),
+    ):
+        gauge = GaugeMetricFamily(OURS + name, text, labels=("key",))
+        for key, count in sorted(values.items()):
+            gauge.add_metric((key,), count)
+        yield gauge
+    for name, text, values in (
+        ("key_requests", "Prompts admitted, by API key.", metrics.requests_by_key),
+        ("key_rejections", "Requests answered with 429, by API key.", metrics.turned_away_by_key),
+        (
+            "key_prompt_tokens",
+            "Tokens of prompts that got on, by API key.",
+            metrics.prompt_tokens_by_key,
+        ),
+        (
+            "key_generation_tokens",
+            "Tokens generated, by API key.",
+            metrics.generated_tokens_by_key,
+        ),
+    ):
+        counter = CounterMetricFamily(OURS + name, text, labels=("key",))
+        for key, count in sorted(dict(values).items()):
+            counter.add_metric((key,), count)
+        yield counter
 
 
 def _our_histograms(metrics: ServerMetrics) -> Iterator[Metric]:

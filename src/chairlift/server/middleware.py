@@ -33,8 +33,8 @@ logger = logging.getLogger("chairlift")
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _SLASHES = re.compile("/{2,}")
-_MAX_DROPPED_BYTES = 65_536
-"""A rest of a body up to this is read and dropped, so that the connection can go on."""
+_MAX_DROPPED_BYTES = 64 * 2**20
+"""The rest of a body up to this is read and dropped: who still sends could not read our answer."""
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 LogLine = Callable[[Exchange], None]
@@ -101,8 +101,7 @@ class Recorder:
 
 def _has_long_body(exchange: Exchange) -> bool:
     length = exchange.headers.get(b"content-length", b"0")
-    is_short = length.isdigit() and len(length) < 20 and int(length) <= _MAX_DROPPED_BYTES
-    return b"transfer-encoding" in exchange.headers or not is_short
+    return not (length.isdigit() and len(length) < 20 and int(length) <= _MAX_DROPPED_BYTES)
 
 
 def _plain_path(path: str) -> str:

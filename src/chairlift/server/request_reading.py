@@ -13,7 +13,7 @@ from chairlift.engine.input_processor import ProcessedInput, Prompt
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.errors import bad_request
 from chairlift.server.exchange import Exchange
-from chairlift.server.json_body import JsonObject, read_json_object
+from chairlift.server.json_body import BodyLimits, JsonObject, read_json_object
 from chairlift.server.protocol.field_policy import IsNeutral, ignored_fields
 from chairlift.server.protocol.sampling_fields import SamplingFields
 from chairlift.server.protocol.strict_model import StrictModel
@@ -25,16 +25,14 @@ logger = logging.getLogger("chairlift")
 
 @asynccontextmanager
 async def read_body(
-    serving: Serving, exchange: Exchange, receive: Receive
+    serving: Serving, exchange: Exchange, receive: Receive, limits: BodyLimits
 ) -> AsyncIterator[JsonObject]:
     """The request's JSON object, to be let go with the block.
 
     Raises `ApiError` and `ClientClosed`.
     """
     with serving.bodies.share() as take:
-        body = await read_json_object(
-            exchange.headers, receive, max_bytes=serving.config.max_body_size, take=take
-        )
+        body = await read_json_object(exchange.headers, receive, limits=limits, take=take)
         exchange.is_body_pending = False
         yield body
 
@@ -48,8 +46,11 @@ def book_fields(
 ) -> None:
     """Name what changes nothing.  Raises `ApiError` for what cannot be honoured."""
     more = list(without_effect)
-    if "priority" in request.model_fields_set and not serving.engine()[1].has_priorities:
-        more.append("priority")
+    if "priority" in request.model_fields_set:
+        if serving.engine()[1].has_priorities:
+            _check_priority(serving, exchange, request.priority)
+        else:
+            more.append("priority")
     if request.stream_options is not None:
         options = request.stream_options
         more += [f"stream_options.{name}" for name in options.unknown_fields()]
@@ -84,7 +85,8 @@ def process(
         prompt,
         params,
         request_id=id,
-        priority=request.priority,
+        priority=_priority(serving, exchange, request),
+        tenant=exchange.key_name if serving.shares_fairly else "",
         cache_salt=_cache_salt(serving, exchange, request),
         arrival_time=exchange.started_s,
     )
@@ -123,6 +125,23 @@ def check_fits(
         for child in item.children
     )
     request.check_logprob_values(num_tokens, params.logprobs)
+
+
+def _check_priority(serving: Serving, exchange: Exchange, priority: int) -> None:
+    """With several keys nobody gets past the others by asking for it."""
+    best = serving.keys.best_priority(exchange.key_name)
+    if best is not None and priority < best:
+        raise bad_request(
+            f"this API key may ask for priority {best} at best, got {priority}",
+            param="priority",
+            code="priority_not_allowed",
+        )
+
+
+def _priority(serving: Serving, exchange: Exchange, request: SamplingFields) -> int:
+    """What was asked for, or the key's own."""
+    best = serving.keys.best_priority(exchange.key_name)
+    return request.priority if best is None else max(best, request.priority)
 
 
 def _cache_salt(serving: Serving, exchange: Exchange, request: SamplingFields) -> str:

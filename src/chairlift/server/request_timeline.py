@@ -20,6 +20,8 @@ class RequestTimeline:
     max_tokens: int
     is_first: bool
     """The first of the prompt's completions: the others fork its prompt."""
+    key_label: str | None = None
+    """Under which its API key is counted; None where keys are not."""
     num_tokens: int = 0
     """Generated so far."""
     first_scheduled_s: float | None = None
@@ -28,12 +30,15 @@ class RequestTimeline:
     finish_reason: str | None = None
 
     @classmethod
-    def of(cls, request: Request, *, is_first: bool) -> RequestTimeline:
+    def of(
+        cls, request: Request, *, is_first: bool, key_label: str | None = None
+    ) -> RequestTimeline:
         return cls(
             arrival_s=request.arrival_time,
             num_prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             is_first=is_first,
+            key_label=key_label,
         )
 
     def gains_token(self, member: StepMember) -> bool:

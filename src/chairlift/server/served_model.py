@@ -39,6 +39,8 @@ class ServedModel:
     vocab_size: int
     check_length: Callable[[str], None]
     """Raises `RequestError` for a text that is too long whatever its tokens are."""
+    max_prompt_chars: int
+    """No text that fits the context is longer."""
     has_priorities: bool
     """Whether a request's priority changes anything."""
 
@@ -59,6 +61,7 @@ class ServedModel:
             max_model_len=model.resolved.memory.max_model_len,
             vocab_size=model.config.vocab_size,
             check_length=engine.input_processor.check_length,
+            max_prompt_chars=engine.input_processor.max_prompt_chars,
             has_priorities=model.resolved.scheduler.scheduling_policy == "priority",
         )
 

@@ -35,7 +35,12 @@ class ServerConfig:
     api_key: Sequence[str] = ()
     """A key that clients must send; may be given more than once."""
     api_key_file: str | None = None
-    """File with one key per line: KEY, or NAME KEY.  Lines that begin with # are left out."""
+    """File with one key per line: KEY, or NAME KEY, and after it weight=N for its share beside
+    other keys and priority=N for the best that it may ask for.  Lines that begin with # are left
+    out."""
+    key_weight: Sequence[str] = ()
+    """NAME=WEIGHT: a key's share of the engine beside those of other keys, 1 where none is given;
+    may be given more than once.  Keys of --api-key are called key-1, key-2 and so on."""
     insecure: bool = False
     """Listen beyond loopback without any API key."""
     allowed_host: Sequence[str] = ()
@@ -53,6 +58,11 @@ class ServerConfig:
     back."""
     max_queued_tokens: int = 262_144
     """Tokens of prompts that may wait for their first step, all together."""
+    max_queued_requests_per_key: int | None = None
+    """Prompts of one API key that may wait.  Default, with several keys: what the others leave
+    free, and half of the queue at most."""
+    max_queued_tokens_per_key: int | None = None
+    """Tokens of one API key's prompts that may wait.  Default: as for requests."""
     max_body_size: int = 32 * 2**20
     """Largest body of a request, in bytes."""
     max_connections: int | None = None
@@ -91,6 +101,9 @@ class ServerConfig:
         _integer("port", self.port, 0, 65_535)
         _integer("max_queued_requests", self.max_queued_requests, 1)
         _integer("max_queued_tokens", self.max_queued_tokens, 1)
+        for name in ("max_queued_requests_per_key", "max_queued_tokens_per_key"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 1)
         _integer("max_body_size", self.max_body_size, 1024)
         if self.max_connections is not None:
             _integer("max_connections", self.max_connections, 1)
@@ -103,7 +116,7 @@ class ServerConfig:
         _choice("metrics_compat", self.metrics_compat, get_args(MetricsCompat))
         if self.otlp_traces_endpoint is not None:
             _http_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
-        for name in ("served_model_name", "allowed_host", "cors_origin", "api_key"):
+        for name in ("served_model_name", "allowed_host", "cors_origin", "api_key", "key_weight"):
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(x, str) and x for x in value):
                 raise ConfigError(f"{name} must hold texts that are not empty", field=name)

@@ -38,15 +38,30 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384,
 _TICK_S = 0.1
 _MAX_CAUSES = 64
 """Causes are codes of ours; a bound all the same, since each is a time series for ever."""
+MAX_KEYS = 100
+"""API keys with time series of their own; the rest are counted together."""
+OTHER_KEYS = "other"
+_TURNED_AWAY = 429
 
 
 class ServerMetrics(MetricsHooks):
     """One per server."""
 
     def __init__(
-        self, supervisor: EngineSupervisor, *, model_name: str = "", compat: MetricsCompat = "vllm"
+        self,
+        supervisor: EngineSupervisor,
+        *,
+        model_name: str = "",
+        compat: MetricsCompat = "vllm",
+        key_names: Sequence[str] = (),
     ) -> None:
-        """`model_name` is what vLLM's names are labelled with; "" takes the engine's."""
+        """`model_name` is what vLLM's names are labelled with; "" takes the engine's.
+
+        `key_names`: of API keys; if there are several, each is counted by itself.
+        """
+        names = key_names if len(key_names) > 1 else ()
+        self.key_labels = [*names[:MAX_KEYS], *([OTHER_KEYS] if len(names) > MAX_KEYS else [])]
+        self._label_of_key = {name: name for name in names[:MAX_KEYS]}
         # Written by the engine's thread.
         self.time_to_first_token_s = Histogram(REQUEST_S)
         self.inter_token_s = Histogram(TOKEN_S)
@@ -62,6 +77,8 @@ class ServerMetrics(MetricsHooks):
         self.num_failed_steps = 0
         self.steps: Counter[str] = Counter()
         self.preemptions: Counter[str] = Counter({"recompute": 0, "swap": 0})
+        self.prompt_tokens_by_key = Counter(dict.fromkeys(self.key_labels, 0))
+        self.generated_tokens_by_key = Counter(dict.fromkeys(self.key_labels, 0))
         self._last_step: StepRecord | None = None
         # Written by the event loop.
         self.end_to_end_s = Histogram(REQUEST_S)
@@ -74,6 +91,8 @@ class ServerMetrics(MetricsHooks):
         self.answers: Counter[tuple[str, int]] = Counter()
         self.rejections: Counter[str] = Counter()
         self.ignored_fields: Counter[str] = Counter()
+        self.requests_by_key = Counter(dict.fromkeys(self.key_labels, 0))
+        self.turned_away_by_key = Counter(dict.fromkeys(self.key_labels, 0))
         self.num_disconnects = 0
         self.num_rebuilds = 0
         self._timelines: dict[str, RequestTimeline] = {}
@@ -88,8 +107,11 @@ class ServerMetrics(MetricsHooks):
     def request_admitted(self, requests: Sequence[ProcessedInput]) -> None:
         for request in requests:
             for index, child in enumerate(request.children):
-                timeline = RequestTimeline.of(child, is_first=index == 0)
+                label = self._label(child.tenant)
+                timeline = RequestTimeline.of(child, is_first=index == 0, key_label=label)
                 self._timelines[child.request_id] = timeline
+                if label is not None:
+                    self.requests_by_key[label] += index == 0
 
     def request_left(self, exchange: Exchange, requests: Sequence[ProcessedInput]) -> None:
         reasons = _finish_reasons(exchange)
@@ -108,6 +130,10 @@ class ServerMetrics(MetricsHooks):
     def request_finished(self, exchange: Exchange) -> None:
         self.answers[exchange.endpoint or "other", exchange.status] += 1
         self.num_disconnects += exchange.status == CLIENT_CLOSED
+        if exchange.status == _TURNED_AWAY:
+            label = self._label(exchange.key_name)
+            if label is not None:
+                self.turned_away_by_key[label] += 1
 
     def fields_ignored(self, names: Sequence[str]) -> None:
         for name in names:
@@ -123,6 +149,21 @@ class ServerMetrics(MetricsHooks):
             due_s = loop.time() + _TICK_S
             await asyncio.sleep(_TICK_S)
             self.event_loop_lag_s.observe(max(0.0, loop.time() - due_s))
+
+    def completions_by_key(self) -> tuple[Counter[str], Counter[str]]:
+        """Completions in the batch and in line, by key.  In any thread."""
+        running, waiting = (Counter(dict.fromkeys(self.key_labels, 0)) for _ in range(2))
+        for timeline in list(self._timelines.values()):
+            if timeline.key_label is not None:
+                counts = waiting if timeline.first_scheduled_s is None else running
+                counts[timeline.key_label] += 1
+        return running, waiting
+
+    def _label(self, key_name: str) -> str | None:
+        """What a key's series are called; None where keys are not counted."""
+        if not self.key_labels or not key_name:
+            return None
+        return self._label_of_key.get(key_name, OTHER_KEYS)
 
     def _book_end(self, timeline: RequestTimeline, reason: str, end_to_end_s: float) -> None:
         self.finished[reason] += 1
@@ -178,6 +219,8 @@ class ServerMetrics(MetricsHooks):
         self.queue_s.observe(max(0.0, start_s - timeline.arrival_s))
         if timeline.is_first:
             self.num_prompt_tokens += timeline.num_prompt_tokens
+            if timeline.key_label is not None:
+                self.prompt_tokens_by_key[timeline.key_label] += timeline.num_prompt_tokens
 
     def _book_tokens(self, record: StepRecord, end_s: float) -> None:
         timelines = self._timelines
@@ -187,6 +230,8 @@ class ServerMetrics(MetricsHooks):
                 continue
             timeline.num_tokens += 1
             self.num_generated_tokens += 1
+            if timeline.key_label is not None:
+                self.generated_tokens_by_key[timeline.key_label] += 1
             if timeline.last_token_s is None:
                 timeline.first_token_s = end_s
                 self.time_to_first_token_s.observe(end_s - timeline.arrival_s)

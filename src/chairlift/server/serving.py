@@ -17,6 +17,7 @@ from chairlift.server.errors import of_request_error
 from chairlift.server.json_body import BodyBudget
 from chairlift.server.lifecycle import Lifecycle
 from chairlift.server.metrics_hooks import MetricsHooks
+from chairlift.server.queue_room import QueueLimits
 from chairlift.server.served_model import ServedModel, read_template
 from chairlift.server.server_config import ServerConfig
 from chairlift.server.server_metrics import ServerMetrics
@@ -48,17 +49,24 @@ class Serving:
     ) -> None:
         self.config = config
         self.supervisor = supervisor
+        self.keys = keys if keys is not None else read_keys(config)
         self.metrics = metrics or ServerMetrics(
             supervisor,
             model_name=next(iter(config.served_model_name), ""),
             compat=config.metrics_compat,
+            key_names=self.keys.names,
         )
         self.tracer = tracer or open_tracer(config)
         self.admission: AdmissionPolicy = admission or BoundedQueue(
-            max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens
+            QueueLimits(
+                max_requests=config.max_queued_requests,
+                max_tokens=config.max_queued_tokens,
+                max_requests_per_key=config.max_queued_requests_per_key,
+                max_tokens_per_key=config.max_queued_tokens_per_key,
+            ),
+            weights=self.keys.weights,
         )
         self._template_source = read_template(config.chat_template)
-        self.keys = keys if keys is not None else read_keys(config)
         self.lifecycle = Lifecycle(supervisor)
         self.bodies = BodyBudget(_BODIES_AT_ONCE * config.max_body_size)
         self.sweeper = StreamSweeper(
@@ -66,8 +74,15 @@ class Serving:
         )
         self._text_pool = ThreadPoolExecutor(_NUM_TEXT_THREADS, "chairlift-text")
         self._served: tuple[AsyncEngine, ServedModel] | None = None
+        if self.shares_fairly:
+            supervisor.prepare(lambda engine: engine.share_fairly(self.keys.weights))
         supervisor.listen(self.metrics.step_done)
         supervisor.listen(self.admission.step_done)
+
+    @property
+    def shares_fairly(self) -> bool:
+        """Several keys share the engine by weight."""
+        return len(self.keys) > 1
 
     def engine(self) -> tuple[AsyncEngine, ServedModel]:
         """For a new request.  Raises `ApiError` 503 while there is none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,13 @@ class Tokenizer:
     def strips_leading_space(self) -> bool:
         """Whether `encode` puts a space in front of a text, which `decode` takes off again."""
         return self._vocabulary.strip_leading_space
+
+    @cached_property
+    def max_bytes_per_token(self) -> int | None:
+        """No token stands for more of a text; None where texts are changed before they are cut."""
+        if self._backend.normalizer is not None:
+            return None
+        return max(len(self._vocabulary.token_bytes(i)) for i in range(self.vocab_size))
 
     @property
     def bos_token(self) -> str:

@@ -12,6 +12,7 @@ from chairlift.server.chat_format import ChatFormat
 from chairlift.server.disconnect import until_disconnect
 from chairlift.server.exchange import Exchange, exchange_of, new_id
 from chairlift.server.generation import Job, answer, deadline_of
+from chairlift.server.json_body import BodyLimits
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.field_policy import REFUSED_IN_CHAT
 from chairlift.server.protocol.strict_model import parse
@@ -46,7 +47,8 @@ class ChatCompletions:
     ) -> Job:
         """What is to be done; the request's text itself is let go."""
         serving = self._serving
-        async with read_body(serving, exchange, receive) as body:
+        limits = BodyLimits.of_one_text(serving.config.max_body_size, served.max_prompt_chars)
+        async with read_body(serving, exchange, receive, limits) as body:
             request = parse(ChatRequest, body)
             request.check()
             served.check_name(request.model)
@@ -54,6 +56,7 @@ class ChatCompletions:
             book_fields(serving, exchange, request, REFUSED_IN_CHAT, without_effect)
             serving.metrics.request_received(exchange)
             deadline_s = deadline_of(exchange, request.timeout, serving.config.request_timeout)
+            serving.admission.check_time(exchange.key_name, deadline_s)
             id = new_id("chatcmpl")
             async with until_disconnect(receive):
                 processed = await serving.in_text_thread(

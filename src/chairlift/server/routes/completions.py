@@ -12,7 +12,7 @@ from chairlift.server.disconnect import until_disconnect
 from chairlift.server.errors import bad_request
 from chairlift.server.exchange import Exchange, exchange_of, new_id
 from chairlift.server.generation import Job, answer, deadline_of
-from chairlift.server.json_body import JsonObject
+from chairlift.server.json_body import BodyLimits, JsonObject
 from chairlift.server.protocol.completion import CompletionRequest
 from chairlift.server.protocol.field_policy import REFUSED_IN_COMPLETIONS
 from chairlift.server.protocol.strict_model import parse
@@ -48,7 +48,8 @@ class Completions:
     ) -> Job:
         """What is to be done; the request's text itself is let go."""
         serving = self._serving
-        async with read_body(serving, exchange, receive) as body:
+        limits = BodyLimits.of_many_texts(serving.config.max_body_size, served.max_prompt_chars)
+        async with read_body(serving, exchange, receive, limits) as body:
             _fill_prompt(body, served)
             request = parse(CompletionRequest, body)
             request.check()
@@ -56,6 +57,7 @@ class Completions:
             book_fields(serving, exchange, request, REFUSED_IN_COMPLETIONS, ())
             serving.metrics.request_received(exchange)
             deadline_s = deadline_of(exchange, request.timeout, serving.config.request_timeout)
+            serving.admission.check_time(exchange.key_name, deadline_s)
             id = new_id("cmpl")
             async with until_disconnect(receive):
                 processed = await serving.in_text_thread(

@@ -6,6 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from chairlift.server.errors import bad_request
 from chairlift.server.exchange import exchange_of
+from chairlift.server.json_body import BodyLimits
 from chairlift.server.logprobs import token_name
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.protocol.tokenize import (
@@ -31,7 +32,8 @@ class Tokenize:
         serving, exchange = self._serving, exchange_of(scope)
         exchange.endpoint = "tokenize"
         _, served = serving.engine()
-        async with read_body(serving, exchange, receive) as body:
+        limits = BodyLimits.of_one_text(serving.config.max_body_size, served.max_prompt_chars)
+        async with read_body(serving, exchange, receive, limits) as body:
             request = parse(TokenizeRequest, body)
         if (request.prompt is None) == (request.messages is None):
             raise bad_request("give either prompt or messages", param="prompt")
@@ -51,7 +53,8 @@ class Detokenize:
         serving, exchange = self._serving, exchange_of(scope)
         exchange.endpoint = "detokenize"
         _, served = serving.engine()
-        async with read_body(serving, exchange, receive) as body:
+        limits = BodyLimits(max_bytes=serving.config.max_body_size)
+        async with read_body(serving, exchange, receive, limits) as body:
             request = parse(DetokenizeRequest, body)
         if request.model is not None:
             served.check_name(request.model)
