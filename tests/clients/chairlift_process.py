@@ -50,10 +50,6 @@ class ChairliftProcess:
         self._process.terminate()
         return self._process.wait(_STOP_S)
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
     def _held(self) -> dict[str, float]:
         """Gauges of requests that are not zero."""
         request = urllib.request.Request(self.url + "/metrics")
@@ -72,13 +68,15 @@ class ChairliftProcess:
                 if _READY in line:
                     return line.partition(_READY)[2].strip()
             time.sleep(0.05)
-        self.kill()
         raise RuntimeError(f"the server did not start:\n{self._log.read_text()[-2000:]}")
 
 
 @contextmanager
 def chairlift_process(options: Sequence[str], log: Path) -> Iterator[ChairliftProcess]:
-    """A server on a free port, until the block is left; `log` gets what it prints."""
+    """A server on a free port, until the block is left; `log` gets what it prints.
+
+    Raises RuntimeError if it does not start.
+    """
     command = [sys.executable, "-m", "chairlift", "serve", "--port", "0", *options]
     api_key = options[options.index("--api-key") + 1] if "--api-key" in options else ""
     with log.open("wb") as output:
@@ -86,10 +84,8 @@ def chairlift_process(options: Sequence[str], log: Path) -> Iterator[ChairliftPr
             command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
-    server = None
     try:
-        server = ChairliftProcess(process, log, api_key)
-        yield server
+        yield ChairliftProcess(process, log, api_key)
     finally:
         process.kill()
         process.wait()

@@ -7,7 +7,8 @@ that Python's packaging standards define, behind `#` or `//`:
     # dependencies = ["openai==3.57.0"]     what is installed, pinned; the first is the client
     # [tool.client]
     # serve = ["--api-key", "secret"]       options of `chairlift serve`; none is the default
-    # remove = ["torchvision"]              what the client brings and cannot load here
+    # remove = ["torchvision"]              what the client brings and cannot load
+    # alias = "vllm"                        the name by which it asks for its own metadata
     # ///
 """
 
@@ -30,6 +31,7 @@ class ClientCheck:
     path: Path
     packages: tuple[str, ...]
     removed: tuple[str, ...]
+    alias: str | None
     serve_options: tuple[str, ...]
 
     @property
@@ -56,6 +58,7 @@ class ClientCheck:
             path=path,
             packages=packages,
             removed=tuple(own.pop("remove", ())),
+            alias=own.pop("alias", None),
             serve_options=tuple(own.pop("serve", ())),
         )
         if header or own or not packages:

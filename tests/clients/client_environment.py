@@ -45,7 +45,8 @@ class ClientEnvironment:
             self._check_given()
             return
         stamp = self.folder / "installed"
-        wanted = "\n".join((*self._check.packages, *self._check.removed))
+        check = self._check
+        wanted = "\n".join((*check.packages, *check.removed, check.alias or ""))
         if stamp.exists() and stamp.read_text() == wanted:
             return
         say(f"installing {' '.join(self._check.packages)}")
@@ -67,6 +68,18 @@ class ClientEnvironment:
         run([*pip, "install", *self._check.packages])
         if self._check.removed:
             run([*pip, "uninstall", "-y", *self._check.removed])
+        if self._check.alias is not None:
+            self._name_metadata(self._check.alias)
+
+    def _name_metadata(self, alias: str) -> None:
+        """A build under another name, of code that asks for the metadata of the usual one."""
+        name, version = split_pin(self._check.packages[0])
+        site = next(self.folder.glob("lib/python*/site-packages"))
+        given = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        metadata = site / f"{alias}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        text = (given / "METADATA").read_text(encoding="utf-8")
+        metadata.write_text(text.replace(f"Name: {name}", f"Name: {alias}", 1), encoding="utf-8")
 
     def _install_node(self) -> None:
         if shutil.which("npm") is None:

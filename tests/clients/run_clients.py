@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,14 +59,7 @@ def run_check(
     tokenizer = write_tokenizer(folder / "tokenizer")
     environment = {**os.environ, **OFFLINE, **server.environment()}
     environment |= {"CHAIRLIFT_TOKENIZER": str(tokenizer), "PYTHONPATH": ""}
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True,
-            timeout=CHECK_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        output, errors, code = done.stdout, done.stderr, done.returncode
-    except subprocess.TimeoutExpired as error:
-        output, errors, code = str(error.stdout), str(error.stderr), 124
+    code, output, errors = run_script(command, folder, environment)
     (folder / "output").write_text(f"{output}\n--- errors, code {code}\n{errors}")
     lines = output.splitlines()
     passed = [line.removeprefix("ok ") for line in lines if line.startswith("ok ")]
@@ -74,9 +70,34 @@ def run_check(
         server.check_unharmed()
         assert server.end() == 0, "the server did not end well"
         passed.append("the server is as before, and ends")
-    except AssertionError as error:
-        failed.append(str(error))
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+        failed.append(f"the server is not as before: {error}")
     return ClientResult(check, tuple(passed), tuple(failed))
+
+
+def run_script(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> tuple[int, str, str]:
+    """Its exit code, output and errors; 124 if it took too long.  Leaves no process behind."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+    ):
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=errors,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(CHECK_S)
+        except subprocess.TimeoutExpired:
+            code = 124
+        finally:
+            with suppress(ProcessLookupError):  # the script and whatever it has started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        return code, output.read(), errors.read()
 
 
 def run_client(check: ClientCheck, home: Path) -> ClientResult:
@@ -88,8 +109,12 @@ def run_client(check: ClientCheck, home: Path) -> ClientResult:
         return ClientResult(check, (), (f"cannot be installed here: {reason}",))
     folder = home / "runs" / check.name
     folder.mkdir(parents=True, exist_ok=True)
-    with chairlift_process(check.serve_options, folder / "server.log") as server:
-        return run_check(check, environment.command(script_of(check, environment)), server, folder)
+    command = environment.command(script_of(check, environment))
+    try:
+        with chairlift_process(check.serve_options, folder / "server.log") as server:
+            return run_check(check, command, server, folder)
+    except RuntimeError as error:
+        return ClientResult(check, (), (str(error),))
 
 
 def script_of(check: ClientCheck, environment: ClientEnvironment) -> Path:

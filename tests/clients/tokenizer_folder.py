@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tokenizers.decoders import ByteLevel
+
 from chairlift.tokenizer.gguf_vocabulary import load_gguf_vocabulary
 from chairlift.weights.gguf import GGUFFile
 from chairlift.weights.model_source import DEFAULT_MODEL, resolve_model
@@ -17,6 +19,7 @@ def write_tokenizer(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with GGUFFile.open(resolve_model(DEFAULT_MODEL, progress=False)) as file:
         spec = load_gguf_vocabulary(file.metadata, ())
+    spec.backend.decoder = ByteLevel()  # the package decodes by itself; these readers do not
     spec.backend.save(str(folder / "tokenizer.json"))
     ends = [spec.vocabulary.piece(i) for i in (spec.bos_id, spec.eos_id) if i is not None]
     config = {

