@@ -13,9 +13,7 @@ from chairlift.weights.model_source import DEFAULT_MODEL, resolve_model
 
 
 def write_tokenizer(folder: Path) -> Path:
-    """The folder, in the layout of Hugging Face; what is there already stays."""
-    if (folder / "tokenizer_config.json").exists():
-        return folder
+    """The folder, in the layout of Hugging Face."""
     folder.mkdir(parents=True, exist_ok=True)
     with GGUFFile.open(resolve_model(DEFAULT_MODEL, progress=False)) as file:
         spec = load_gguf_vocabulary(file.metadata, ())

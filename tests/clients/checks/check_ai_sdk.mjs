@@ -26,7 +26,7 @@ const short = {
 };
 const long = {
   ...short,
-  maxOutputTokens: 1500,
+  maxOutputTokens: 6000,
   providerOptions: { chairlift: { ignore_eos: true } },
 };
 

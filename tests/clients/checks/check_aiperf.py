@@ -15,6 +15,9 @@ from checklist import URL, keep_promises, metric, model_name, post, promise, run
 
 NUM_REQUESTS, OUTPUT_TOKENS = 24, 24
 
+for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    os.environ.pop(name, None)  # with them it looks for tokenizers in a cache only, in no folder
+
 
 def measure(name: str, *words: object, output_tokens: int = OUTPUT_TOKENS) -> dict[str, Any]:
     """The summary of a run."""

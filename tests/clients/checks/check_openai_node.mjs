@@ -14,7 +14,7 @@ const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0 });
 const model = await modelName();
 const messages = [{ role: "user", content: "Name three colours of the rainbow." }];
 const short = { model, messages, temperature: 0, max_tokens: 24 };
-const long = { ...short, max_tokens: 1500, ignore_eos: true };
+const long = { ...short, max_tokens: 6000, ignore_eos: true };
 
 const numAborted = () => metric("chairlift:requests_finished_total", 'reason="abort"');
 

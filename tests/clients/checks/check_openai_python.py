@@ -21,7 +21,7 @@ from openai import AsyncOpenAI, OpenAI
 SEATS = 4
 """So many run, and so many wait: the next one is told to come back."""
 QUESTION: list[Any] = [{"role": "user", "content": "Name three colours of the rainbow."}]
-LONG: dict[str, Any] = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+LONG: dict[str, Any] = {"max_tokens": 6000, "extra_body": {"ignore_eos": True}}
 
 client = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0)
 MODEL = client.models.list().data[0].id
@@ -395,8 +395,7 @@ async def cancelling_a_task_ends_its_request_in_the_server() -> None:
         task = asyncio.create_task(
             other.completions.create(model=MODEL, prompt="Once", temperature=0, **LONG)
         )
-        while metric("chairlift:num_requests_running") == 0:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, lambda: metric("chairlift:num_requests_running") > 0)
         task.cancel()
         await asyncio.wait([task])
     assert task.cancelled()

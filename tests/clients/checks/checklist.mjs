@@ -25,12 +25,15 @@ export async function keepPromises() {
   }
 }
 
-/** Waits for something to become true. */
+/** Waits for something to become true; a pause of the machine counts for little. */
 export async function until(condition, timeoutMs = 60_000) {
-  const deadline = Date.now() + timeoutMs;
+  let waitedMs = 0;
+  let lastMs = performance.now();
   while (!(await condition())) {
-    if (Date.now() > deadline) throw new Error("waited in vain");
+    if (waitedMs > timeoutMs) throw new Error("waited in vain");
     await new Promise((resolve) => setTimeout(resolve, 100));
+    waitedMs += Math.min(500, performance.now() - lastMs);
+    lastMs = performance.now();
   }
 }
 
