@@ -47,7 +47,7 @@ def keep_promises() -> None:
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Raises AssertionError if it does not become true; a pause of the machine counts for little."""
+    """Raises AssertionError if it stays untrue; a pause of the machine counts for little."""
     waited_s, last_s = 0.0, time.monotonic()
     while not condition():
         assert waited_s < timeout_s, "waited in vain"
