@@ -14,9 +14,6 @@
 namespace chairlift {
 namespace {
 
-constexpr int64_t kPanelWidth = CHAIRLIFT_PANEL_WIDTH;
-constexpr int64_t kRowsPerItem = 256;  // activations of one item stay in L2
-constexpr int64_t kPanelsPerItem = 2;  // of a single row: one pass of the kernel
 constexpr int64_t kMaxThreads = 1024;
 
 thread_local std::string last_error;
@@ -35,19 +32,6 @@ double measure_fma(const KernelTable& table) {
   return best;
 }
 
-void pack_panel(const float* weight, int64_t out_features, int64_t in_features, int64_t panel,
-                float* packed) {
-  float* out = packed + panel * in_features * kPanelWidth;
-  const int64_t first = panel * kPanelWidth;
-  const int64_t width = std::min(kPanelWidth, out_features - first);
-  for (int64_t column = 0; column < kPanelWidth; ++column) {
-    const float* row = weight + (first + column) * in_features;
-    for (int64_t k = 0; k < in_features; ++k) {
-      out[k * kPanelWidth + column] = column < width ? row[k] : 0.0f;
-    }
-  }
-}
-
 }  // namespace
 
 int32_t fail(int32_t status, std::string message) {
@@ -62,10 +46,6 @@ int32_t invalid(std::string message) {
 int32_t out_of_memory() { return fail(CHAIRLIFT_OUT_OF_MEMORY, "out of memory"); }
 
 }  // namespace chairlift
-
-using chairlift::kPanelsPerItem;
-using chairlift::kPanelWidth;
-using chairlift::kRowsPerItem;
 
 extern "C" {
 
@@ -99,43 +79,6 @@ int32_t chairlift_pool_create(int32_t num_threads, chairlift_pool** pool) {
 }
 
 void chairlift_pool_destroy(chairlift_pool* pool) { delete pool; }
-
-int64_t chairlift_linear_f32_size(int64_t out_features, int64_t in_features) {
-  return chairlift::divide_up(out_features, kPanelWidth) * kPanelWidth * in_features;
-}
-
-int32_t chairlift_linear_f32_pack(chairlift_pool* pool, const float* weight, int64_t out_features,
-                                  int64_t in_features, float* packed) {
-  if (!pool || !weight || !packed) return chairlift::invalid("pack: a pointer is null");
-  if (out_features < 1 || in_features < 1) return chairlift::invalid("pack: a size is below 1");
-  pool->threads.for_each(chairlift::divide_up(out_features, kPanelWidth), [&](int64_t panel) {
-    chairlift::pack_panel(weight, out_features, in_features, panel, packed);
-  });
-  return CHAIRLIFT_OK;
-}
-
-int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
-                             const float* packed, const float* bias, int64_t out_features,
-                             int64_t in_features, float* out) {
-  if (!pool || !x || !packed || !out) return chairlift::invalid("linear: a pointer is null");
-  if (rows < 0 || out_features < 1 || in_features < 1) {
-    return chairlift::invalid("linear: a size is out of range");
-  }
-  const chairlift::KernelTable& table = chairlift::kernels();
-  const chairlift::LinearTask task = {x, packed, bias, out, in_features, out_features};
-  const int64_t num_panels = chairlift::divide_up(out_features, kPanelWidth);
-  const int64_t panels = rows == 1 ? kPanelsPerItem : 1;
-  const int64_t chunks = chairlift::divide_up(rows, kRowsPerItem);
-  // Chunks of rows that share panels come one after the other: the second finds them in cache.
-  const int64_t columns = chairlift::divide_up(num_panels, panels);
-  pool->threads.for_each(columns * chunks, [&](int64_t item) {
-    const int64_t first_row = item % chunks * kRowsPerItem;
-    const int64_t first_panel = pool->threads.spread(item / chunks, columns) * panels;
-    table.linear(task, {first_row, std::min(kRowsPerItem, rows - first_row), first_panel,
-                        std::min(panels, num_panels - first_panel), nullptr});
-  });
-  return CHAIRLIFT_OK;
-}
 
 double chairlift_measure_fma(void) { return chairlift::measure_fma(chairlift::kernels()); }
 

@@ -19,6 +19,10 @@ int32_t fail(int32_t status, std::string message);
 int32_t invalid(std::string message);
 int32_t out_of_memory();
 
+// Fails unless `weight` may be a matrix of floats of that type and shape; `op` begins the message.
+int32_t check_matrix(const char* op, const void* weight, int32_t weight_type, int64_t out_features,
+                     int64_t in_features);
+
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace chairlift

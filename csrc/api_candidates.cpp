@@ -418,14 +418,18 @@ using chairlift::invalid;
 extern "C" {
 
 int32_t chairlift_candidates_f32(chairlift_pool* pool, const float* x, int64_t rows,
-                                 const float* packed, const float* bias, int64_t out_features,
-                                 int64_t in_features, const chairlift_candidates* task) {
+                                 const void* packed, int32_t weight_type, const float* bias,
+                                 int64_t out_features, int64_t in_features,
+                                 const chairlift_candidates* task) {
   if (!pool || !x || !packed) return invalid("candidates: a pointer is null");
-  if (out_features < 1 || in_features < 1) return invalid("candidates: a size is out of range");
-  const int32_t status = chairlift::check_task(task, rows, out_features);
+  int32_t status =
+      chairlift::check_matrix("candidates", packed, weight_type, out_features, in_features);
+  if (status == CHAIRLIFT_OK) status = chairlift::check_task(task, rows, out_features);
   if (status != CHAIRLIFT_OK) return status;
   const chairlift::FloatHead head = {
-      chairlift::kernels(), {x, packed, bias, nullptr, in_features, out_features}, out_features};
+      chairlift::kernels(),
+      {x, packed, bias, nullptr, in_features, out_features, weight_type},
+      out_features};
   return chairlift::find_candidates(pool->threads, head, rows, *task);
 }
 

@@ -87,20 +87,33 @@ CHAIRLIFT_API void chairlift_pool_destroy(chairlift_pool* pool);
 
 // -- linear --------------------------------------------------------------------------------------
 
-// Floats in the packed form: panels [ceil(out / 32)][in][32], the last one padded with zeros; 0 if
-// there is no such matrix.
+// What weights are stored as.  They are read as the floats that they stand for: products of equal
+// floats have equal bits, however they are stored.
+#define CHAIRLIFT_FLOAT32 0
+#define CHAIRLIFT_FLOAT16 1   // binary16
+#define CHAIRLIFT_BFLOAT16 2  // the upper half of a float32
+
+// Numbers in the packed form, panels of 32 outputs, the last one padded with zeros; 0 if there is
+// no such matrix.
 CHAIRLIFT_API int64_t chairlift_linear_f32_size(int64_t out_features, int64_t in_features);
 
-// Pack a row-major matrix [out_features, in_features].
-CHAIRLIFT_API int32_t chairlift_linear_f32_pack(chairlift_pool* pool, const float* weight,
-                                                int64_t out_features, int64_t in_features,
-                                                float* packed);
+// Pack a row-major matrix [out_features, in_features] of numbers of `weight_type`, which they keep.
+CHAIRLIFT_API int32_t chairlift_linear_f32_pack(chairlift_pool* pool, const void* weight,
+                                                int32_t weight_type, int64_t out_features,
+                                                int64_t in_features, void* packed);
 
 // out[rows, out_features] = x[rows, in_features] W^T + bias.  All dense and row-major; `bias` may
 // be null.  Each output is one chain of multiply-adds in the order of in_features.
 CHAIRLIFT_API int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
-                                           const float* packed, const float* bias,
-                                           int64_t out_features, int64_t in_features, float* out);
+                                           const void* packed, int32_t weight_type,
+                                           const float* bias, int64_t out_features,
+                                           int64_t in_features, float* out);
+
+// out[num_ids, in_features] = rows `ids` of a packed matrix.
+CHAIRLIFT_API int32_t chairlift_rows_f32(chairlift_pool* pool, const void* packed,
+                                         int32_t weight_type, int64_t out_features,
+                                         int64_t in_features, const int32_t* ids, int64_t num_ids,
+                                         float* out);
 
 // -- linear on bytes -----------------------------------------------------------------------------
 
@@ -236,8 +249,9 @@ typedef struct chairlift_candidates {
 
 // Logits as by chairlift_linear_f32.
 CHAIRLIFT_API int32_t chairlift_candidates_f32(chairlift_pool* pool, const float* x, int64_t rows,
-                                               const float* packed, const float* bias,
-                                               int64_t out_features, int64_t in_features,
+                                               const void* packed, int32_t weight_type,
+                                               const float* bias, int64_t out_features,
+                                               int64_t in_features,
                                                const chairlift_candidates* task);
 
 // Logits as by chairlift_norm_linear_q8.

@@ -11,11 +11,12 @@ namespace chairlift {
 
 struct LinearTask {
   const float* x;
-  const float* packed;
-  const float* bias;  // may be null
+  const void* packed;  // of weight_type
+  const float* bias;   // may be null
   float* out;
   int64_t in_features;
   int64_t out_features;
+  int32_t weight_type = CHAIRLIFT_FLOAT32;
 };
 
 // A tile of a linear layer: some rows times some panels.

@@ -1,4 +1,4 @@
-// Floats as a cache stores them: float32, half precision (binary16) and bfloat16.
+// Floats as files and caches store them: float32, half precision (binary16) and bfloat16.
 //
 // Reading is exact.  Writing rounds to the nearest number, ties to even: the same bits on every
 // instruction set.  Beyond 65504 there is no half but infinity.
@@ -78,6 +78,15 @@ CHAIRLIFT_INLINE F16 load_floats(const BFloat16* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
 
+// The lower and the upper numbers of sixteen pairs.
+CHAIRLIFT_INLINE F16 load_lower_halves(const BFloat16* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+CHAIRLIFT_INLINE F16 load_upper_halves(const BFloat16* p) {
+  const __m512i upper = _mm512_set1_epi32(-65536);
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper))};
+}
+
 #elif !defined(CHAIRLIFT_VEC_AVX2)
 
 template <class T>
@@ -86,6 +95,13 @@ CHAIRLIFT_INLINE F16 load_floats(const T* p) {
   for (int i = 0; i < kLanes; ++i) lanes[i] = to_float(p[i]);
   return F16::load(lanes);
 }
+
+CHAIRLIFT_INLINE F16 load_lower_halves(const BFloat16* p) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = to_float(p[2 * i]);
+  return F16::load(lanes);
+}
+CHAIRLIFT_INLINE F16 load_upper_halves(const BFloat16* p) { return load_lower_halves(p + 1); }
 
 #endif
 
@@ -121,6 +137,21 @@ CHAIRLIFT_INLINE int64_t store_whole_vectors(const float*, int64_t, Half*) { ret
 template <class T>
 CHAIRLIFT_INLINE F16 load_floats(const T* p) {
   return {load_eight(p), load_eight(p + 8)};
+}
+
+CHAIRLIFT_INLINE __m256 lower_halves(const BFloat16* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+}
+CHAIRLIFT_INLINE __m256 upper_halves(const BFloat16* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
+}
+CHAIRLIFT_INLINE F16 load_lower_halves(const BFloat16* p) {
+  return {lower_halves(p), lower_halves(p + 16)};
+}
+CHAIRLIFT_INLINE F16 load_upper_halves(const BFloat16* p) {
+  return {upper_halves(p), upper_halves(p + 16)};
 }
 
 #endif

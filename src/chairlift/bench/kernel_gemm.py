@@ -1,4 +1,4 @@
-"""Matrix products of a step at several numbers of rows: on bytes, exact and fast, and on float32.
+"""Matrix products of a step at several numbers of rows: on bytes, exact and fast, and on floats.
 
 The times on bytes include quantising the rows and unpacking the weights.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,11 @@ from chairlift.kernels.cpu.linear_q8 import QuantizedLinear
 from chairlift.kernels.cpu.ops import NativeKernels, NativeLinear
 from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.kernels.interface import FloatArray, MlpWeights
+from chairlift.kernels.kv_dtype import FLOAT_STORAGE, to_stored
 
 Call = Callable[[], object]
+
+_FLOAT32 = FLOAT_STORAGE["float32"]
 
 
 def int8_groups(
@@ -46,16 +50,17 @@ def int8_groups(
     return [*products, whole]
 
 
-def float32_groups(
+def float_groups(
     shapes: StepShapes, kernels: NativeKernels, rows: Sequence[int]
 ) -> list[CaseGroup]:
-    """The same in float32."""
+    """Every matrix stored as each kind of floats, then a whole MLP, all computed in float32."""
     products = [
         CaseGroup(
-            family="GEMM float32",
+            family=f"GEMM {stored}",
             num_cases=len(rows),
-            build=partial(_float32_products, shapes, shape, kernels, rows),
+            build=partial(_float_products, shapes, shape, kernels, rows, dtype),
         )
+        for stored, dtype in FLOAT_STORAGE.items()
         for shape in shapes.matrices
     ]
     whole = CaseGroup(
@@ -154,10 +159,14 @@ def _int8_mlps(
         )
 
 
-def _float32_products(
-    shapes: StepShapes, shape: MatrixShape, kernels: NativeKernels, rows: Sequence[int]
+def _float_products(
+    shapes: StepShapes,
+    shape: MatrixShape,
+    kernels: NativeKernels,
+    rows: Sequence[int],
+    dtype: np.dtype[Any],
 ) -> Iterator[KernelCase]:
-    ring, copies = _float32_ring(shapes, shape, kernels)
+    ring, copies = matrix_ring(shapes, shape, kernels, dtype)
 
     def call_of(x: FloatArray) -> Call:
         return lambda: kernels.linear(x, copies[ring.advance()])
@@ -176,8 +185,8 @@ def _float32_mlps(
     shapes: StepShapes, kernels: NativeKernels, rows: Sequence[int]
 ) -> Iterator[KernelCase]:
     gate_up, down = shapes.matrix("gate-up"), shapes.matrix("down")
-    ring, gate_ups = _float32_ring(shapes, gate_up, kernels)
-    _, downs = _float32_ring(shapes, down, kernels)
+    ring, gate_ups = matrix_ring(shapes, gate_up, kernels, _FLOAT32)
+    _, downs = matrix_ring(shapes, down, kernels, _FLOAT32)
     norm = np.ones(gate_up.in_features, np.float32)
     weights = [
         MlpWeights(norm=norm, gate_up=copy, down=downs[index % len(downs)])
@@ -201,14 +210,12 @@ def _float32_mlps(
         )
 
 
-def _float32_ring(
-    shapes: StepShapes, shape: MatrixShape, kernels: NativeKernels
+def matrix_ring(
+    shapes: StepShapes, shape: MatrixShape, kernels: NativeKernels, dtype: np.dtype[Any]
 ) -> tuple[Ring, list[NativeLinear]]:
-    packed = kernels.prepare_linear([random_rows(shape.out_features, shape.in_features)], [None])
+    """Copies of a matrix that is stored in `dtype`, and the ring that says whose turn it is."""
+    matrix = to_stored(random_rows(shape.out_features, shape.in_features), dtype)
+    packed = kernels.prepare_linear([matrix], [None])
     assert isinstance(packed, NativeLinear)
-    ring = Ring(packed.packed.reshape(-1).view(np.uint8), ring_bytes(shapes, 4.0))
-    copies = [
-        dataclasses.replace(packed, packed=copy.view(np.float32).reshape(packed.packed.shape))
-        for copy in ring.copies()
-    ]
-    return ring, copies
+    ring = Ring(packed.packed.view(np.uint8), ring_bytes(shapes, dtype.itemsize))
+    return ring, [dataclasses.replace(packed, packed=copy.view(dtype)) for copy in ring.copies()]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +31,14 @@ from chairlift.bench.kernel_attention import (
     random_rope,
     step_layout,
 )
-from chairlift.bench.kernel_case import CaseGroup, KernelCase, Ring
-from chairlift.bench.kernel_gemm import Call, packed_ring, random_rows, random_weights, ring_bytes
+from chairlift.bench.kernel_case import CaseGroup, KernelCase
+from chairlift.bench.kernel_gemm import (
+    Call,
+    matrix_ring,
+    packed_ring,
+    random_rows,
+    random_weights,
+)
 from chairlift.bench.kernel_shapes import MatrixShape, StepShapes
 from chairlift.bench.machine_limits import Work
 from chairlift.bench.recorded_ops import RecordedOps
@@ -40,6 +47,7 @@ from chairlift.kernels.cpu.int8 import COLUMNS, PAGE_TOKENS
 from chairlift.kernels.cpu.ops import NativeKernels
 from chairlift.kernels.grouped_weights import QUANTISED_FLOATS
 from chairlift.kernels.interface import FloatArray, IntArray
+from chairlift.kernels.kv_dtype import FLOAT_STORAGE
 
 _NORM, _QUANTISE, _ROTATE = 3, 2, 2
 _NORMS_PER_LAYER = 2
@@ -55,15 +63,16 @@ def int8_row_groups(shapes: StepShapes, ops: RecordedOps, rows: Sequence[int]) -
     return _groups(builds, len(rows))
 
 
-def float32_row_groups(
+def float_row_groups(
     shapes: StepShapes, kernels: NativeKernels, rows: Sequence[int]
 ) -> list[CaseGroup]:
-    """The same in float32, where numpy does them."""
+    """The same in float32, where numpy does most of them, and tables of each kind of floats."""
     builds = {
         "norm float32": partial(_float32_norms, shapes, kernels, rows),
         "rope + KV write float32": partial(_float32_stores, shapes, kernels, rows),
-        "embed float32": partial(_float32_embeds, shapes, kernels, rows),
     }
+    for stored, dtype in FLOAT_STORAGE.items():
+        builds[f"embed {stored}"] = partial(_float_embeds, shapes, kernels, rows, dtype)
     return _groups(builds, len(rows))
 
 
@@ -204,19 +213,18 @@ def _int8_embeds(shapes: StepShapes, ops: RecordedOps, rows: Sequence[int]) -> I
         yield _embed_case(shape, count, row_bytes, call_of(_token_ids(shape, count)))
 
 
-def _float32_embeds(
-    shapes: StepShapes, kernels: NativeKernels, rows: Sequence[int]
+def _float_embeds(
+    shapes: StepShapes, kernels: NativeKernels, rows: Sequence[int], dtype: np.dtype[Any]
 ) -> Iterator[KernelCase]:
     shape = shapes.matrix("head")
-    table = random_rows(shape.out_features, shape.in_features)
-    ring = Ring(table.reshape(-1).view(np.uint8), ring_bytes(shapes, 4.0))
-    tables = [copy.view(np.float32).reshape(table.shape) for copy in ring.copies()]
+    ring, tables = matrix_ring(shapes, shape, kernels, dtype)
+    row_bytes = dtype.itemsize * shape.in_features
 
     def call_of(token_ids: IntArray) -> Call:
         return lambda: kernels.embed(tables[ring.advance()], token_ids)
 
     for count in rows:
-        yield _embed_case(shape, count, 4 * shape.in_features, call_of(_token_ids(shape, count)))
+        yield _embed_case(shape, count, row_bytes, call_of(_token_ids(shape, count)))
 
 
 def _token_ids(shape: MatrixShape, count: int) -> IntArray:

@@ -10,8 +10,8 @@ import numpy as np
 
 from chairlift.bench.kernel_attention import float_attention_groups, int8_attention_groups
 from chairlift.bench.kernel_case import CaseGroup, KernelCase
-from chairlift.bench.kernel_gemm import float32_groups, int8_groups
-from chairlift.bench.kernel_row_ops import float32_row_groups, int8_row_groups
+from chairlift.bench.kernel_gemm import float_groups, int8_groups
+from chairlift.bench.kernel_row_ops import float_row_groups, int8_row_groups
 from chairlift.bench.kernel_shapes import StepShapes
 from chairlift.bench.machine_limits import LimitName, Limits, Rates, bound_of, highest_rates
 from chairlift.bench.recorded_ops import RecordedOps
@@ -71,23 +71,23 @@ def all_groups(
 ) -> tuple[list[CaseGroup], str | None]:
     """Everything that a step uses, in the order of the report; and why int8 is not in it."""
     kernels = NativeKernels(num_threads)
-    float32 = [
-        *float32_groups(shapes, kernels, plan.rows),
+    floats = [
+        *float_groups(shapes, kernels, plan.rows),
         *float_attention_groups(shapes, num_threads),
-        *float32_row_groups(shapes, kernels, plan.row_op_rows),
+        *float_row_groups(shapes, kernels, plan.row_op_rows),
     ]
     ops = RecordedOps(num_threads)
     try:
         _check_int8(shapes, ops.kernels)
     except ConfigError as error:
-        return float32, str(error)
+        return floats, str(error)
     int8 = [
         *int8_groups(shapes, ops, plan.rows, fast=False),
         *int8_groups(shapes, ops, plan.rows, fast=True),
         *int8_attention_groups(shapes, ops),
         *int8_row_groups(shapes, ops, plan.row_op_rows),
     ]
-    return int8 + float32, None
+    return int8 + floats, None
 
 
 def time_groups(

@@ -61,6 +61,7 @@ def _model_facts(asked: EngineConfig) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         "num_parameters": config.num_parameters,
         "kernels": kernels.name,
+        "weights": dict(resolved.weights),
         "quant_compute": kernels.quant_compute,
         "kv_cache_dtype": memory.kv_dtype,
         "kv_bytes_per_token": memory.token_bytes,
@@ -118,6 +119,7 @@ def _arithmetic_lines(kernels: dict[str, Any]) -> list[str]:
 
 def _model_lines(model: dict[str, Any]) -> list[str]:
     from chairlift.cli.terminal import size_text
+    from chairlift.engine.resolved_config import describe_weights
 
     config = model["config"]
     return [
@@ -131,6 +133,7 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
         f"context      {config['max_position']} tokens",
         f"kernels      {model['kernels']}"
         + (f", {model['quant_compute']}" if model["quant_compute"] else ""),
+        f"weights      {describe_weights(model['weights'])}",
         f"KV cache     {size_text(model['kv_bytes_per_token'])} per token,"
         f" {model['kv_cache_dtype']}",
         *(

@@ -6,8 +6,7 @@ The memory plan comes before the weights: a setting that does not fit is an erro
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from chairlift.engine.resolved_config import (
     choose_num_threads,
     resolve_config,
 )
-from chairlift.kernels.grouped_weights import stacked_form
+from chairlift.engine.weight_plan import head_preparing_bytes, weights_by_kind
 from chairlift.kernels.interface import Kernels, KvBlockFormat
 from chairlift.machine import Machine, inspect_machine
-from chairlift.models.decoder import STACKS, load_decoder
+from chairlift.models.decoder import load_decoder
 from chairlift.models.model_config import ModelConfig
 from chairlift.models.registry import read_model_config
 from chairlift.runner.kv_cache import KVCache
@@ -127,19 +126,13 @@ def plan_model(
     kernels: Kernels,
 ) -> ResolvedConfig:
     """Decide everything, with the memory that a model takes on these kernels; loads nothing."""
-    table, head = "token_embd.weight", "output.weight"
-    names = checkpoint.names()
-    largest = head if head in names and not config.tied_head else table
-    form = checkpoint.group_form(largest) if largest in names else None
     return resolve_config(
         asked,
         config,
         machine,
         block=kv_block(asked, config, kernels),
-        weights_bytes=weights_bytes(checkpoint, config, kernels),
-        head_bytes=kernels.preparing_bytes(
-            config.vocab_size, config.hidden_size, form, in_layer=False
-        ),
+        weights=weights_by_kind(checkpoint, config, kernels),
+        head_bytes=head_preparing_bytes(checkpoint, config, kernels),
         quant_compute=kernels.quant_compute,
     )
 
@@ -148,40 +141,6 @@ def kv_block(asked: EngineConfig, config: ModelConfig, kernels: Kernels) -> KvBl
     """How the kernels store a block of the KV cache.  Raises `ConfigError` if they cannot."""
     return kernels.kv_block(
         config.num_layers, config.num_kv_heads, config.head_dim, asked.block_size
-    )
-
-
-def weights_bytes(checkpoint: Checkpoint, config: ModelConfig, kernels: Kernels) -> int:
-    """Weights as they will lie in memory, computed without loading any."""
-    names = set(checkpoint.names())
-    table, head = "token_embd.weight", "output.weight"
-    is_tied = config.tied_head or head not in names
-    if is_tied:
-        names.discard(head)  # a second copy, which is ignored
-    total = sum(_stack_bytes(checkpoint, stack, kernels) for stack in _stacks_of(names))
-    # Kernels on floats keep the embedding as a table beside the packed head.
-    keeps_both = is_tied and table in names and not kernels.packs_quantised
-    return total + (_stack_bytes(checkpoint, [table], kernels) if keeps_both else 0)
-
-
-def _stacks_of(names: Collection[str]) -> list[list[str]]:
-    """Names of tensors, those together that are packed as one."""
-    key_of = {part: parts for parts in STACKS for part in parts}
-    stacks: dict[object, list[str]] = {}
-    for name in names:
-        layer, _, part = name.removesuffix(".weight").rpartition(".")
-        key = (layer, key_of[part]) if name.endswith(".weight") and part in key_of else name
-        stacks.setdefault(key, []).append(name)
-    return list(stacks.values())
-
-
-def _stack_bytes(checkpoint: Checkpoint, names: list[str], kernels: Kernels) -> int:
-    shapes = [checkpoint.shape(name) for name in names]
-    if any(len(shape) != 2 for shape in shapes):
-        return 4 * sum(math.prod(shape) for shape in shapes)
-    form = stacked_form([checkpoint.group_form(name) for name in names])
-    return kernels.matrix_bytes(
-        sum(rows for rows, _ in shapes), shapes[0][1], form, in_layer=names[0].startswith("blk.")
     )
 
 

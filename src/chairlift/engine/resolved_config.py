@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chairlift.config import EngineConfig, SchedulerConfig
@@ -21,6 +22,8 @@ class ResolvedConfig:
 
     scheduler: SchedulerConfig
     memory: MemoryPlan
+    weights: Mapping[str, int]
+    """Bytes by what weights are kept as."""
     num_threads: int
     enable_prefix_caching: bool
     reasons: tuple[str, ...]
@@ -32,7 +35,7 @@ def resolve_config(
     machine: Machine,
     *,
     block: KvBlockFormat,
-    weights_bytes: int,
+    weights: Mapping[str, int],
     head_bytes: int,
     quant_compute: QuantCompute | None = None,
 ) -> ResolvedConfig:
@@ -43,7 +46,7 @@ def resolve_config(
         model,
         machine,
         block=block,
-        weights_bytes=weights_bytes,
+        weights_bytes=sum(weights.values()),
         head_bytes=head_bytes,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
@@ -65,6 +68,7 @@ def resolve_config(
     )
     reasons = (
         *_compute_reason(asked, quant_compute),
+        f"weights kept as {describe_weights(weights)}",
         *memory.describe(),
         f"steps of at most {max_num_batched_tokens} tokens ({tokens_reason}) for at most"
         f" {max_num_seqs} requests",
@@ -78,10 +82,16 @@ def resolve_config(
     return ResolvedConfig(
         scheduler=scheduler,
         memory=memory,
+        weights=weights,
         num_threads=num_threads,
         enable_prefix_caching=asked.enable_prefix_caching,
         reasons=reasons,
     )
+
+
+def describe_weights(weights: Mapping[str, int]) -> str:
+    """Bytes by kind, for a person."""
+    return ", ".join(f"{kind} ({num_bytes / 2**20:.1f} MiB)" for kind, num_bytes in weights.items())
 
 
 def choose_num_threads(asked: EngineConfig, machine: Machine) -> int:

@@ -18,7 +18,7 @@ from chairlift.kernels.candidates import (
     empty_candidates,
     search_rows,
 )
-from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
+from chairlift.kernels.grouped_weights import GroupedWeights
 from chairlift.kernels.interface import (
     AttentionSpec,
     AttentionWeights,
@@ -30,12 +30,13 @@ from chairlift.kernels.interface import (
     KvBlockFormat,
     Linear,
     Matrix,
+    MatrixForm,
     MlpWeights,
     QuantCompute,
     RopeTable,
     Table,
 )
-from chairlift.kernels.kv_dtype import FLOAT_STORAGE, KvDtype
+from chairlift.kernels.kv_dtype import FLOAT_STORAGE, KvDtype, from_stored
 
 
 class ComposedKernels(FloatKernels):
@@ -47,6 +48,14 @@ class ComposedKernels(FloatKernels):
 
     @property
     def packs_quantised(self) -> bool:
+        return False
+
+    @property
+    def packs_stored(self) -> bool:
+        return False
+
+    @property
+    def shares_table(self) -> bool:
         return False
 
     def kv_block(
@@ -61,13 +70,16 @@ class ComposedKernels(FloatKernels):
         )
 
     def matrix_bytes(
-        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+        self, out_features: int, in_features: int, form: MatrixForm, *, in_layer: bool
     ) -> int:
         """As float32."""
         return 4 * out_features * in_features
 
+    def matrix_kind(self, form: MatrixForm, *, in_layer: bool) -> str:
+        return "float32"
+
     def preparing_bytes(
-        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+        self, out_features: int, in_features: int, form: MatrixForm, *, in_layer: bool
     ) -> int:
         """Two of them, the one that was read and the packed one."""
         return 2 * self.matrix_bytes(out_features, in_features, form, in_layer=in_layer)
@@ -82,10 +94,10 @@ class ComposedKernels(FloatKernels):
         """All gates above all ups."""
         return self.prepare_linear(weights, biases)
 
-    def prepare_table(self, table: Matrix, head: Linear | None) -> FloatArray:
+    def prepare_table(self, table: Matrix, head: Linear | None) -> Table:
         """The table itself: rows of a packed head are nowhere in one piece."""
         assert not isinstance(table, GroupedWeights)
-        return table
+        return from_stored(table)
 
     def embed(self, table: Table, token_ids: IntArray) -> FloatArray:
         """Rows of `table` [vocab, H]; [T, H]."""

@@ -27,13 +27,16 @@ from numpy.typing import NDArray
 from chairlift.kernels.candidates import CandidateQuery, Candidates
 from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
 from chairlift.kernels.kv_dtype import KvDtype
+from chairlift.kernels.stored_floats import ShortForm, StoredFloats
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 KvArray = NDArray[Any]
 """The pool of the KV cache [num_blocks, *KvBlockFormat.shape]: floats or bytes."""
-Matrix = FloatArray | GroupedWeights
+Matrix = StoredFloats | GroupedWeights
 """A matrix [out, in] as it comes from a file."""
+MatrixForm = GroupForm | ShortForm | None
+"""What a matrix takes in a file, known before it is read; None: it holds float32."""
 
 
 QuantCompute = Literal["exact", "fast"]
@@ -168,6 +171,16 @@ class Kernels(Protocol):
         """Whether `prepare_*` take `GroupedWeights` beside floats."""
         ...
 
+    @property
+    def packs_stored(self) -> bool:
+        """Whether `prepare_*` take floats of any kind, and keep nothing but the packed form."""
+        ...
+
+    @property
+    def shares_table(self) -> bool:
+        """Whether `prepare_table` gives back the head of the same matrix."""
+        ...
+
     def kv_block(
         self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
     ) -> KvBlockFormat:
@@ -179,16 +192,20 @@ class Kernels(Protocol):
         ...
 
     def matrix_bytes(
-        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+        self, out_features: int, in_features: int, form: MatrixForm, *, in_layer: bool
     ) -> int:
-        """Memory that a prepared matrix will hold; `form` None: it is a matrix of floats.
+        """Memory that a prepared matrix will hold.
 
         in_layer: False for the embedding table and the output head.
         """
         ...
 
+    def matrix_kind(self, form: MatrixForm, *, in_layer: bool) -> str:
+        """What a prepared matrix is kept as, for a person: "float16", "4 bits in groups of 32"."""
+        ...
+
     def preparing_bytes(
-        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+        self, out_features: int, in_features: int, form: MatrixForm, *, in_layer: bool
     ) -> int:
         """Memory while a matrix is prepared: what was read, copies, and the result."""
         ...

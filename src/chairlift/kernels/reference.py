@@ -30,6 +30,7 @@ from chairlift.kernels.interface import (
     RopeTable,
 )
 from chairlift.kernels.kv_dtype import KvDtype, from_stored, to_stored
+from chairlift.kernels.stored_floats import StoredFloats, stack_floats
 
 PANEL_BYTES = 256 * 1024
 """Weights of one panel: small enough to stay in L2 while all rows of a step sweep it."""
@@ -70,7 +71,8 @@ class ReferenceKernels(ComposedKernels):
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:
         """Stack matrices [out_i, in] and cut the result into panels.  Missing biases are zero."""
-        matrix, bias = stack_linear(weights, biases)
+        stacked, bias = stack_linear(weights, biases)
+        matrix = from_stored(stacked)
         out_features, in_features = matrix.shape
         height = max(1, PANEL_BYTES // (4 * in_features))
         panels = []
@@ -196,10 +198,10 @@ def make_rope_table(inv_freq: Sequence[float], *, max_position: int, scaling: fl
 
 def stack_linear(
     weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
-) -> tuple[FloatArray, FloatArray | None]:
+) -> tuple[StoredFloats, FloatArray | None]:
     """The matrices stacked along the output [out, in], and their biases [out] if there are any.
 
-    A single matrix comes back as it is, not copied.
+    They stay in 16 bits if all are.  A single matrix comes back as it is, not copied.
 
     Raises:
         ValueError: no matrices, unequal widths, or a bias that does not fit its matrix.
@@ -214,8 +216,7 @@ def stack_linear(
             raise ValueError(f"cannot stack {weight.shape} with {matrices[0].shape}")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ValueError(f"a bias of shape {bias.shape} does not fit a matrix {weight.shape}")
-    parts = [np.asarray(weight, np.float32) for weight in matrices]
-    matrix = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    matrix = stack_floats(matrices)
     if all(bias is None for bias in biases):
         return matrix, None
     pairs = zip(matrices, biases, strict=True)

@@ -31,6 +31,7 @@ from chairlift.kernels.interface import (
     RopeTable,
     Table,
 )
+from chairlift.kernels.stored_floats import StoredFloats
 from chairlift.models.model_config import ModelConfig
 from chairlift.models.rope import RopeScaling, rope_frequencies, rope_magnitude
 
@@ -46,6 +47,8 @@ class WeightSource(Protocol):
     def load(self, name: str) -> FloatArray: ...
 
     def load_grouped(self, name: str) -> GroupedWeights | None: ...
+
+    def view(self, name: str) -> StoredFloats | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,13 +217,19 @@ class _Weights:
         return array
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
-        """As it is quantised, if the kernels take it so."""
+        """As its file holds it, if the kernels take it so."""
         if self._kernels.packs_quantised and name in self._names:
             grouped = self._source.load_grouped(name)
             if grouped is not None:
                 self._used.add(name)
                 _check_shape(name, grouped.codes.shape, shape)
                 return grouped
+        if self._kernels.packs_stored and name in self._names:
+            stored = self._source.view(name)
+            if stored is not None:
+                self._used.add(name)
+                _check_shape(name, stored.shape, shape)
+                return stored
         return self.array(name, shape)
 
     def linear(self, names: list[str], in_features: int, out_features: list[int]) -> Linear:

@@ -18,11 +18,13 @@ import numpy.typing as npt
 
 from chairlift.errors import ModelFileError
 from chairlift.kernels.grouped_weights import GroupedWeights, GroupForm
+from chairlift.kernels.stored_floats import ShortForm, StoredFloats
 from chairlift.weights.dequantize import dequantize
 from chairlift.weights.gguf import GGUFFile, part_of_set
 from chairlift.weights.grouped_weights import group_form, group_weights
 from chairlift.weights.json_file import read_json_object
 from chairlift.weights.safetensors import INDEX_FILE, SINGLE_FILE, SafetensorsFolder
+from chairlift.weights.stored_floats import short_form_of, view_floats
 from chairlift.weights.tensor_names import canonical_name
 
 _OPTIONAL_CONFIGS = ("generation_config", "tokenizer_config")
@@ -69,8 +71,23 @@ class Checkpoint(ABC):
         return None
 
     @abstractmethod
+    def short_form(self, name: str) -> ShortForm | None:
+        """What the 16 bits of each number of tensor `name` are; None if it has no such numbers.
+
+        Raises ModelFileError when there is no tensor of that name.
+        """
+
+    @abstractmethod
+    def view(self, name: str) -> StoredFloats | None:
+        """Tensor `name` as its file stores it, if that is as floats; None: it is quantised.
+
+        NOTE: a view of the mapped file where the machine can read it in place.  Raises
+        ModelFileError when there is none.
+        """
+
+    @abstractmethod
     def close(self) -> None:
-        """Unmap the files.  Arrays that were loaded stay valid."""
+        """Unmap the files.  Arrays that were loaded stay valid, and views keep their file."""
 
     @property
     def num_bytes(self) -> int:
@@ -127,6 +144,15 @@ class GGUFCheckpoint(Checkpoint):
         rows, columns = tensor.shape
         return group_weights(tensor.raw, tensor.type, (rows, columns))
 
+    def short_form(self, name: str) -> ShortForm | None:
+        self.shape(name)
+        return short_form_of(self.file.tensors[name].type)
+
+    def view(self, name: str) -> StoredFloats | None:
+        self.shape(name)
+        tensor = self.file.tensors[name]
+        return view_floats(tensor.raw, tensor.type, tensor.shape)
+
     def close(self) -> None:
         self.file.close()
 
@@ -160,6 +186,14 @@ class HuggingFaceCheckpoint(Checkpoint):
         if name not in self._file_names:
             raise self._missing(name)
         return self._folder.load(self._file_names[name])
+
+    def short_form(self, name: str) -> ShortForm | None:
+        self.shape(name)
+        return short_form_of(self._folder.type(self._file_names[name]))
+
+    def view(self, name: str) -> StoredFloats | None:
+        shape, file_name = self.shape(name), self._file_names[name]
+        return view_floats(self._folder.raw(file_name), self._folder.type(file_name), shape)
 
     def close(self) -> None:
         self._folder.close()

@@ -90,10 +90,18 @@ class SafetensorsFolder:
     def load(self, name: str) -> npt.NDArray[np.float32]:
         """A new float32 array with the values of tensor `name`."""
         tensor = self._tensors[name]
+        return dequantize(self.raw(name), tensor.type, tensor.shape)
+
+    def type(self, name: str) -> GGMLType:
+        """F32, F16 or BF16."""
+        return self._tensors[name].type
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, a read-only view [num_bytes] of the mapped file."""
+        tensor = self._tensors[name]
         if tensor.data.closed:
             raise ModelFileError(f"tensor {name!r} was asked for after close()")
-        raw = np.frombuffer(tensor.data, np.uint8, count=tensor.num_bytes, offset=tensor.offset)
-        return dequantize(raw, tensor.type, tensor.shape)
+        return np.frombuffer(tensor.data, np.uint8, count=tensor.num_bytes, offset=tensor.offset)
 
     def close(self) -> None:
         """Unmap the files."""

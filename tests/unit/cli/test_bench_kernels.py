@@ -28,13 +28,14 @@ def test_every_kernel_has_a_rate_a_limit_and_a_share(kernels, tmp_path: Path) ->
     code, out, _ = kernels("--json", str(path))
     assert code == 0 and "\x1b" not in out and "1 threads" in out
     assert "limits, medians of this run: int8 dot" in out
-    for family in ("GEMM exact int8", "GEMM fast int8", "GEMM float32", "attention int8"):
+    for family in ("GEMM exact int8", "GEMM fast int8", "GEMM bfloat16", "attention int8"):
         assert out.count(f"\n{family}\n") == 1 and f"\n  {family} " in out
     written = json.loads(path.read_text())
     assert set(written["limits"]) == {"int8 dot", "fp32 FMA", "memory read"}
     assert written["num_threads"] == 1 and written["without_int8"] is None
-    # 5 matrices and the MLP in 3 modes with 2 and 3 rows; 4 caches; 3 ops in 2 modes.
-    assert len(written["cases"]) == 6 * 3 * 2 + 4 * 4 + 3 * 2
+    # 5 matrices on 2 kinds of bytes and 3 of floats, the MLP in 3 modes, both with 1 and 3 rows;
+    # 4 caches; 3 ops in 2 modes, and 2 more kinds of tables.
+    assert len(written["cases"]) == (5 * 5 + 3) * 2 + 4 * 4 + 3 * 2 + 2
     for case in written["cases"]:
         assert case["seconds"] > 0 and case["rate"] > 0 and case["limit_rate"] > 0
         assert case["share"] == pytest.approx(case["bound_seconds"] / case["seconds"])

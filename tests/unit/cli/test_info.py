@@ -84,6 +84,31 @@ def test_bytes_take_less(cli, small, model_folder) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        (("--kernels", "reference"), ["float32"]),
+        (("--kernels", "native"), ["float32"]),
+        (("--kernels", "int8"), ["8 bits in groups of 32", "float32"]),
+        (
+            ("--kernels", "int8", "--quant-compute", "fast"),
+            ["8 bits with a scale per output", "8 bits in groups of 32", "float32"],
+        ),
+    ],
+)
+def test_what_weights_are_kept_as(cli, small, model_folder, options, kinds) -> None:
+    code, out, err = cli("info", model_folder, "--json", *options)
+    if "cannot be used" in err:
+        pytest.skip("no native library here")
+    model = json.loads(out)["model"]
+    assert code == 0 and sorted(model["weights"]) == sorted(kinds)
+    assert sum(model["weights"].values()) == model["memory"]["weights_bytes"]
+    text = cli("info", model_folder, *options)[1]
+    line = next(line for line in text.splitlines() if line.startswith("weights      "))
+    assert all(f"{kind} (" in line for kind in kinds)
+    assert f"weights kept as {line.split(maxsplit=1)[1]}" in text
+
+
+@pytest.mark.parametrize(
     ("kernels", "asked", "stored", "size"),
     [
         ("native", "fp16", "float16", 2),

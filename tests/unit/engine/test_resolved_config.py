@@ -45,7 +45,7 @@ def resolve(decided: QuantCompute | None = None, **asked: Any) -> ResolvedConfig
         MODEL,
         MACHINE,
         block=block,
-        weights_bytes=GIB,
+        weights={"float16": GIB - 2**20, "float32": 2**20},
         head_bytes=0,
         quant_compute=decided,
     )
@@ -64,6 +64,8 @@ def test_defaults_of_a_cpu() -> None:
     assert resolved.scheduler.prefill_policy == "chunked"
     assert (resolved.num_threads, resolved.enable_prefix_caching) == (6, True)
     assert notes() == []
+    assert resolved.memory.weights_bytes == GIB
+    assert "weights kept as float16 (1023.0 MiB), float32 (1.0 MiB)" in resolved.reasons
 
 
 @pytest.mark.parametrize(

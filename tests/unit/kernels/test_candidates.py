@@ -26,6 +26,7 @@ from chairlift.kernels.counter_random import gumbel_of_words, words
 from chairlift.kernels.cpu.int8 import Int8Kernels
 from chairlift.kernels.cpu.ops import NativeKernels
 from chairlift.kernels.interface import FloatArray, Kernels
+from chairlift.kernels.kv_dtype import from_stored, to_stored
 from chairlift.kernels.reference import ReferenceKernels
 from unit.kernels.candidate_cases import (
     Edits,
@@ -115,6 +116,20 @@ def test_candidates_equal_those_of_whole_rows(make: MakeKernels, vocab_size: int
     temperatures = [0.0, 1.0, 0.3, 5.0, 1e-5, float(np.finfo(np.float32).max)] * 4
     for seed, size in enumerate((0, 1, 7, 300)):
         check(head, x, make_query(temperatures, seed=seed, list_size=size, weights=True))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.uint16])
+def test_heads_of_16_bits(isa: str, dtype: type[np.generic]) -> None:
+    """The same as from the whole rows of their float32 copies."""
+    kernels = NativeKernels(2)
+    head, copy, x = Head(kernels, 1000), Head(kernels, 1000), hidden_states(9)
+    matrix = to_stored(np.random.default_rng(1).standard_normal((1000, 32)), np.dtype(dtype))
+    head.linear = kernels.prepare_linear([matrix], [None])
+    copy.linear = kernels.prepare_linear([from_stored(matrix)], [None])
+    query = make_query([0.0, 1.0, 0.5] * 3, list_size=20, weights=True)
+    found, rows = check(head, x, query), all_rows(x)
+    np.testing.assert_array_equal(head.logits(x, rows), copy.logits(x, rows))
+    assert_same(found, check(copy, x, query), query)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 127, 128, 129, 300])

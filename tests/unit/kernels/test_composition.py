@@ -90,7 +90,8 @@ def test_mlp_block(kernels: Kernels) -> None:
 
 def test_embed_and_logits_of_chosen_rows(kernels: Kernels) -> None:
     table, norm = random(30, 16, seed=0), random(16, seed=1)
-    x = kernels.embed(table, np.array([7, 29, 7, 0], np.int32))
+    ids = np.array([7, 29, 7, 0], np.int32)
+    x = kernels.embed(kernels.prepare_table(table, None), ids)
     np.testing.assert_array_equal(x, table[[7, 29, 7, 0]])
 
     head = kernels.prepare_linear([table], [None])

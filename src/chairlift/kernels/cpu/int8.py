@@ -49,12 +49,13 @@ from chairlift.kernels.interface import (
     KvBlockFormat,
     Linear,
     Matrix,
+    MatrixForm,
     MlpWeights,
     QuantCompute,
     RopeTable,
     Table,
 )
-from chairlift.kernels.kv_dtype import KvDtype
+from chairlift.kernels.kv_dtype import KvDtype, from_stored
 from chairlift.kernels.reference import make_rope_table
 
 PAGE_TOKENS = 16
@@ -95,6 +96,14 @@ class Int8Kernels(Kernels):
     def packs_quantised(self) -> bool:
         return True
 
+    @property
+    def packs_stored(self) -> bool:
+        return False  # floats are quantised, from float32
+
+    @property
+    def shares_table(self) -> bool:
+        return True
+
     def kv_block(
         self, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
     ) -> KvBlockFormat:
@@ -129,26 +138,33 @@ class Int8Kernels(Kernels):
         )
 
     def matrix_bytes(
-        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+        self, out_features: int, in_features: int, form: MatrixForm, *, in_layer: bool
     ) -> int:
         """Codes and scales of the packed form; floats are quantised."""
         if self._is_fast(in_layer):
             group = FAST_GROUP if in_features % FAST_GROUP == 0 else 32
             columns = -(-out_features // COLUMNS) * COLUMNS
             return columns * (-(-in_features // group) * group + 4)
-        form = form or QUANTISED_FLOATS
+        form = form if isinstance(form, GroupForm) else QUANTISED_FLOATS
         groups = -(-in_features // 32) * (32 // form.group_size)
         is_half = form.half_scales and form.group_size == 32
         per_group = (2 if is_half else 4) * (2 if form.has_minimum else 1)
         columns = -(-out_features // COLUMNS) * COLUMNS
         return columns * groups * (form.group_size * form.bits // 8 + per_group)
 
+    def matrix_kind(self, form: MatrixForm, *, in_layer: bool) -> str:
+        """Codes of bytes or of half of one, and what shares a scale."""
+        if self._is_fast(in_layer):
+            return "8 bits with a scale per output"
+        kept = form if isinstance(form, GroupForm) else QUANTISED_FLOATS
+        return f"{kept.bits} bits in groups of {kept.group_size}"
+
     def preparing_bytes(
-        self, out_features: int, in_features: int, form: GroupForm | None, *, in_layer: bool
+        self, out_features: int, in_features: int, form: MatrixForm, *, in_layer: bool
     ) -> int:
         """Floats if it was read as such, grouped weights of a byte each, and the packed form."""
-        floats = 4 * out_features * in_features if form is None else 0
-        group_size = (form or QUANTISED_FLOATS).group_size
+        floats = 0 if isinstance(form, GroupForm) else 4 * out_features * in_features
+        group_size = (form if isinstance(form, GroupForm) else QUANTISED_FLOATS).group_size
         grouped = out_features * (in_features + 8 * -(-in_features // group_size))
         packed = self.matrix_bytes(out_features, in_features, form, in_layer=in_layer)
         return floats + grouped + packed
@@ -304,7 +320,7 @@ def stack_grouped(
     if len(weights) != len(biases):
         raise ValueError(f"{len(weights)} matrices with {len(biases)} biases: give one for each")
     parts = [
-        weight if isinstance(weight, GroupedWeights) else quantise_matrix(weight)
+        weight if isinstance(weight, GroupedWeights) else quantise_matrix(from_stored(weight))
         for weight in weights
     ]
     matrix = parts[0] if len(parts) == 1 else stack_weights(parts)

@@ -60,11 +60,21 @@ SIGNATURES = {
     "chairlift_linear_f32_size": (SIZE, (SIZE, SIZE)),
     "chairlift_linear_f32_pack": (
         ctypes.c_int32,
-        (ctypes.c_void_p, FLOATS, SIZE, SIZE, FLOATS),
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, SIZE, SIZE, ctypes.c_void_p),
+    ),
+    "chairlift_rows_f32": (
+        ctypes.c_int32,
+        (
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, SIZE, SIZE),
+            *(ctypes.c_void_p, SIZE, FLOATS),
+        ),
     ),
     "chairlift_linear_f32": (
         ctypes.c_int32,
-        (ctypes.c_void_p, FLOATS, SIZE, FLOATS, FLOATS, SIZE, SIZE, FLOATS),
+        (
+            *(ctypes.c_void_p, FLOATS, SIZE, ctypes.c_void_p, ctypes.c_int32),
+            *(FLOATS, SIZE, SIZE, FLOATS),
+        ),
     ),
     "chairlift_linear_q8_size": (SIZE, (ctypes.c_void_p,)),
     "chairlift_linear_q8_pack": (
@@ -100,7 +110,10 @@ SIGNATURES = {
     "chairlift_run_blocks": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p, SIZE)),
     "chairlift_candidates_f32": (
         ctypes.c_int32,
-        (ctypes.c_void_p, FLOATS, SIZE, FLOATS, FLOATS, SIZE, SIZE, ctypes.c_void_p),
+        (
+            *(ctypes.c_void_p, FLOATS, SIZE, ctypes.c_void_p, ctypes.c_int32),
+            *(FLOATS, SIZE, SIZE, ctypes.c_void_p),
+        ),
     ),
     "chairlift_candidates_q8": (
         ctypes.c_int32,

@@ -1,5 +1,8 @@
 """The native backend: linear layers and paged attention in C++, the rest inherited from numpy.
 
+Arithmetic is float32.  Weights of 16 bits stay so in memory and are read as the floats that they
+stand for: results have the bits that a float32 copy would give.
+
 Everything that reaches the library is checked here or there before memory is touched: a bad
 argument is an exception, never a crash.
 """
@@ -10,6 +13,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +25,7 @@ from chairlift.kernels.cpu.candidates import call_with_query
 from chairlift.kernels.cpu.float_pages import block_size_of, float_page_block
 from chairlift.kernels.cpu.kv_tasks import KV_TYPES, AttentionTask, KvToCacheTask
 from chairlift.kernels.cpu.library import load_library
+from chairlift.kernels.grouped_weights import GroupForm
 from chairlift.kernels.interface import (
     AttentionSpec,
     BatchLayout,
@@ -30,17 +35,26 @@ from chairlift.kernels.interface import (
     KvBlockFormat,
     Linear,
     Matrix,
+    MatrixForm,
+    Table,
 )
 from chairlift.kernels.kv_dtype import KvDtype, kv_dtype_of
 from chairlift.kernels.reference import ReferenceKernels, stack_linear
+from chairlift.kernels.stored_floats import ShortForm, short_form
 from chairlift.kernels.weight_memory import WeightMemory
+
+PANEL_WIDTH = 32
+WEIGHT_TYPES: dict[ShortForm | None, int] = {None: 0, "float16": 1, "bfloat16": 2}
+"""As the library numbers them; None: float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLinear:
-    """A matrix packed by the library in panels [ceil(out / 32)][in][32]."""
+    """A matrix packed by the library in panels of 32 outputs."""
 
-    packed: FloatArray
+    packed: NDArray[Any]
+    """Numbers of 32 bits or, if it has a form, of 16."""
+    form: ShortForm | None
     bias: FloatArray | None
     in_features: int
     out_features: int
@@ -48,6 +62,13 @@ class NativeLinear:
     @property
     def num_bytes(self) -> int:
         return self.packed.nbytes
+
+    @property
+    def matrix(self) -> tuple[int, int, int | None, int, int]:
+        """As the library's functions want it: address, type, bias and shape."""
+        bias = None if self.bias is None else self.bias.ctypes.data
+        address, weight_type = self.packed.ctypes.data, WEIGHT_TYPES[self.form]
+        return address, weight_type, bias, self.out_features, self.in_features
 
 
 class NativeKernels(ReferenceKernels):
@@ -78,42 +99,88 @@ class NativeKernels(ReferenceKernels):
             self.library, num_layers, num_kv_heads, head_dim, block_size, self.kv_dtype
         )
 
+    @property
+    def packs_stored(self) -> bool:
+        return True
+
+    @property
+    def shares_table(self) -> bool:
+        return True
+
+    def matrix_bytes(
+        self, out_features: int, in_features: int, form: MatrixForm, *, in_layer: bool
+    ) -> int:
+        """Whole panels, of float32 unless the file has floats of 16 bits."""
+        columns = -(-out_features // PANEL_WIDTH) * PANEL_WIDTH
+        return columns * in_features * (4 if _kept_form(form) is None else 2)
+
+    def matrix_kind(self, form: MatrixForm, *, in_layer: bool) -> str:
+        """The floats that they are."""
+        return _kept_form(form) or "float32"
+
+    def preparing_bytes(
+        self, out_features: int, in_features: int, form: MatrixForm, *, in_layer: bool
+    ) -> int:
+        """The packed form, beside floats if the file is quantised; others are read in place."""
+        floats = 4 * out_features * in_features if isinstance(form, GroupForm) else 0
+        return floats + self.matrix_bytes(out_features, in_features, form, in_layer=in_layer)
+
     def prepare_linear(
         self, weights: Sequence[Matrix], biases: Sequence[FloatArray | None]
     ) -> Linear:
         """Stack matrices [out_i, in] and pack the result.  Missing biases are zero."""
-        matrix, bias = stack_linear(weights, biases)
-        matrix = np.ascontiguousarray(matrix)
+        stacked, bias = stack_linear(weights, biases)
+        matrix: NDArray[Any] = np.ascontiguousarray(stacked)
+        form = short_form(matrix)
         size = self._functions.chairlift_linear_f32_size(*matrix.shape)
         if size == 0:
             raise ValueError(self.library.last_error)
-        packed = self._memory.take(4 * size).view(np.float32)
+        packed = self._memory.take(matrix.itemsize * size).view(matrix.dtype)
         self.library.check(
             self._functions.chairlift_linear_f32_pack(
-                self._pool, matrix.ctypes.data, *matrix.shape, packed.ctypes.data
+                self._pool,
+                matrix.ctypes.data,
+                WEIGHT_TYPES[form],
+                *matrix.shape,
+                packed.ctypes.data,
             )
         )
         out_features, in_features = matrix.shape
         return NativeLinear(
-            packed=packed, bias=bias, in_features=in_features, out_features=out_features
+            packed=packed, form=form, bias=bias, in_features=in_features, out_features=out_features
         )
+
+    def prepare_table(self, table: Matrix, head: Linear | None) -> Table:
+        """The packed head itself if it is the same matrix."""
+        return self.prepare_linear([table], [None]) if head is None else head
+
+    def embed(self, table: Table, token_ids: IntArray) -> FloatArray:
+        """Rows of the packed `table`; [T, H]."""
+        packed = as_native(table)
+        check_array("token_ids", token_ids, np.int32, (None,))
+        result = aligned_empty(len(token_ids), packed.in_features)
+        self.library.check(
+            self._functions.chairlift_rows_f32(
+                self._pool,
+                packed.packed.ctypes.data,
+                WEIGHT_TYPES[packed.form],
+                packed.out_features,
+                packed.in_features,
+                token_ids.ctypes.data,
+                len(token_ids),
+                result.ctypes.data,
+            )
+        )
+        return result
 
     def linear(self, x: FloatArray, weight: Linear) -> FloatArray:
         """x W^T + b of [T, in]; [T, out]."""
-        if not isinstance(weight, NativeLinear):
-            raise TypeError(f"this matrix was prepared by another backend: {type(weight).__name__}")
-        check_array("x", x, np.float32, (None, weight.in_features))
-        result = aligned_empty(len(x), weight.out_features)
+        packed = as_native(weight)
+        check_array("x", x, np.float32, (None, packed.in_features))
+        result = aligned_empty(len(x), packed.out_features)
         self.library.check(
             self._functions.chairlift_linear_f32(
-                self._pool,
-                x.ctypes.data,
-                len(x),
-                weight.packed.ctypes.data,
-                None if weight.bias is None else weight.bias.ctypes.data,
-                weight.out_features,
-                weight.in_features,
-                result.ctypes.data,
+                self._pool, x.ctypes.data, len(x), *packed.matrix, result.ctypes.data
             )
         )
         return result
@@ -128,10 +195,9 @@ class NativeKernels(ReferenceKernels):
         query: CandidateQuery,
     ) -> Candidates:
         """What `query` asks about the logits of `rows`, found while they are computed."""
-        if not isinstance(head, NativeLinear):
-            raise TypeError(f"this matrix was prepared by another backend: {type(head).__name__}")
+        packed = as_native(head)
         normed = self.rms_norm(x[rows], norm, eps)
-        check_array("x", normed, np.float32, (len(query), head.in_features))
+        check_array("x", normed, np.float32, (len(query), packed.in_features))
         return call_with_query(
             self.library,
             query,
@@ -140,10 +206,7 @@ class NativeKernels(ReferenceKernels):
                 self._pool,
                 normed.ctypes.data,
                 len(normed),
-                head.packed.ctypes.data,
-                None if head.bias is None else head.bias.ctypes.data,
-                head.out_features,
-                head.in_features,
+                *packed.matrix,
             ),
         )
 
@@ -216,6 +279,18 @@ class NativeKernels(ReferenceKernels):
             self._functions.chairlift_paged_attention(self._pool, ctypes.byref(task))
         )
         return result
+
+
+def as_native(linear: Table) -> NativeLinear:
+    """Raises TypeError if another backend prepared it."""
+    if not isinstance(linear, NativeLinear):
+        raise TypeError(f"this matrix was prepared by another backend: {type(linear).__name__}")
+    return linear
+
+
+def _kept_form(form: MatrixForm) -> ShortForm | None:
+    """What a matrix of a file stays; quantised ones become float32."""
+    return None if isinstance(form, GroupForm) else form
 
 
 def check_rows(name: str, rows: FloatArray, shape: tuple[int, ...]) -> None:

@@ -166,7 +166,7 @@ def test_a_pool_lives_as_long_as_its_handle_and_no_longer(library: NativeLibrary
     packed = np.empty(library.functions.chairlift_linear_f32_size(32, 4), np.float32)
     library.check(
         library.functions.chairlift_linear_f32_pack(
-            pool, weight.ctypes.data, 32, 4, packed.ctypes.data
+            pool, weight.ctypes.data, 0, 32, 4, packed.ctypes.data
         )
     )
     assert packed.sum() == weight.sum()
