@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "dispatch.h"
 
 namespace chairlift {
@@ -18,6 +19,7 @@ constexpr int64_t kPanelWidth = CHAIRLIFT_PANEL_WIDTH;
 constexpr int64_t kRowsPerItem = 256;  // activations of one item stay in L2
 constexpr int64_t kPanelsPerItem = 2;  // of a single row: one pass of the kernel
 constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kFloatBytes = 4;
 
 thread_local std::string last_error;
 
@@ -49,6 +51,17 @@ void pack_panel(const float* weight, int64_t out_features, int64_t in_features, 
 }
 
 }  // namespace
+
+int32_t check_linear_f32(const float* packed, const float* bias, int64_t out_features,
+                         int64_t in_features) {
+  if (!packed) return invalid("linear: a pointer is null");
+  if (!all_aligned(packed, bias)) return invalid("linear: a pointer is not aligned");
+  if (out_features < 1 || in_features < 1) return invalid("linear: a size is below 1");
+  if (!fit_memory({out_features, kPanelWidth, in_features, kFloatBytes})) {
+    return invalid("linear: a size is out of range");
+  }
+  return CHAIRLIFT_OK;
+}
 
 int32_t fail(int32_t status, std::string message) {
   last_error = std::move(message);
@@ -91,6 +104,7 @@ int32_t chairlift_set_isa(const char* name) {
 
 int32_t chairlift_pool_create(int32_t num_threads, chairlift_pool** pool) {
   if (!pool) return chairlift::invalid("pool is null");
+  if (!chairlift::all_aligned(pool)) return chairlift::invalid("pool is not aligned");
   if (num_threads < 1 || num_threads > chairlift::kMaxThreads) {
     return chairlift::invalid("num_threads must be from 1 to 1024");
   }
@@ -101,13 +115,20 @@ int32_t chairlift_pool_create(int32_t num_threads, chairlift_pool** pool) {
 void chairlift_pool_destroy(chairlift_pool* pool) { delete pool; }
 
 int64_t chairlift_linear_f32_size(int64_t out_features, int64_t in_features) {
+  constexpr float kAnyPointer = 0;
+  const int32_t status =
+      chairlift::check_linear_f32(&kAnyPointer, nullptr, out_features, in_features);
+  if (status != CHAIRLIFT_OK) return 0;
   return chairlift::divide_up(out_features, kPanelWidth) * kPanelWidth * in_features;
 }
 
 int32_t chairlift_linear_f32_pack(chairlift_pool* pool, const float* weight, int64_t out_features,
                                   int64_t in_features, float* packed) {
-  if (!pool || !weight || !packed) return chairlift::invalid("pack: a pointer is null");
-  if (out_features < 1 || in_features < 1) return chairlift::invalid("pack: a size is below 1");
+  if (!pool || !weight || !packed) return chairlift::invalid("linear: a pointer is null");
+  if (!chairlift::all_aligned(weight))
+    return chairlift::invalid("linear: a pointer is not aligned");
+  const int32_t status = chairlift::check_linear_f32(packed, nullptr, out_features, in_features);
+  if (status != CHAIRLIFT_OK) return status;
   pool->threads.for_each(chairlift::divide_up(out_features, kPanelWidth), [&](int64_t panel) {
     chairlift::pack_panel(weight, out_features, in_features, panel, packed);
   });
@@ -117,8 +138,13 @@ int32_t chairlift_linear_f32_pack(chairlift_pool* pool, const float* weight, int
 int32_t chairlift_linear_f32(chairlift_pool* pool, const float* x, int64_t rows,
                              const float* packed, const float* bias, int64_t out_features,
                              int64_t in_features, float* out) {
-  if (!pool || !x || !packed || !out) return chairlift::invalid("linear: a pointer is null");
-  if (rows < 0 || out_features < 1 || in_features < 1) {
+  if (!pool || !x || !out) return chairlift::invalid("linear: a pointer is null");
+  if (!chairlift::all_aligned(x, out))
+    return chairlift::invalid("linear: a pointer is not aligned");
+  const int32_t status = chairlift::check_linear_f32(packed, bias, out_features, in_features);
+  if (status != CHAIRLIFT_OK) return status;
+  if (!chairlift::fit_memory({rows, in_features, chairlift::kFloatBytes}) ||
+      !chairlift::fit_memory({rows, out_features, chairlift::kFloatBytes})) {
     return chairlift::invalid("linear: a size is out of range");
   }
   const chairlift::KernelTable& table = chairlift::kernels();

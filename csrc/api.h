@@ -19,6 +19,10 @@ int32_t fail(int32_t status, std::string message);
 int32_t invalid(std::string message);
 int32_t out_of_memory();
 
+// Of a packed matrix of floats and its bias, which may be null.
+int32_t check_linear_f32(const float* packed, const float* bias, int64_t out_features,
+                         int64_t in_features);
+
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace chairlift
