@@ -143,8 +143,8 @@ int32_t check_kv(const chairlift_kv_to_cache& task) {
   }
   status = check_pieces("store_kv", form, task.kv_cache, task.num_blocks, task.block_stride);
   if (status != CHAIRLIFT_OK) return status;
-  if (!fit_memory({task.num_tokens, task.key_stride, kFloatBytes}) ||
-      !fit_memory({task.num_tokens, task.value_stride, kFloatBytes})) {
+  if (!fit_strides(task.num_tokens, task.key_stride) ||
+      !fit_strides(task.num_tokens, task.value_stride)) {
     return invalid("store_kv: a size is out of range");
   }
   return check_slots("store_kv", task);

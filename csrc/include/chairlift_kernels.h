@@ -269,7 +269,7 @@ typedef struct chairlift_kv_to_cache {
   const int64_t* slots;  // [num_tokens] block * block_size + offset
   uint8_t* kv_cache;     // piece of block 0 of the layer in question
 
-  int64_t key_stride;    // floats from token to token
+  int64_t key_stride;    // floats from token to token; may be negative
   int64_t value_stride;  // the same
   int64_t block_stride;  // bytes
   int64_t num_blocks;

@@ -406,8 +406,8 @@ class Calls:
         fields = self.cache(kv_dtype) | {
             "key": self.floats(TOKENS, KV_HEADS, DIM),
             "value": self.floats(TOKENS, KV_HEADS, DIM),
-            "key_stride": Size(KV_HEADS * DIM),
-            "value_stride": Size(KV_HEADS * DIM),
+            "key_stride": Choice(KV_HEADS * DIM, (*ABSURD, -(2**48), -(2**63))),
+            "value_stride": Choice(KV_HEADS * DIM, (*ABSURD, -(2**48), -(2**63))),
             "slots": self.slots(),
             "kv_cache": self.memory(kv_dtype),
         }
