@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "dispatch.h"
 
 namespace chairlift {
@@ -71,6 +72,7 @@ int32_t chairlift_set_isa(const char* name) {
 
 int32_t chairlift_pool_create(int32_t num_threads, chairlift_pool** pool) {
   if (!pool) return chairlift::invalid("pool is null");
+  if (!chairlift::all_aligned(pool)) return chairlift::invalid("pool is not aligned");
   if (num_threads < 1 || num_threads > chairlift::kMaxThreads) {
     return chairlift::invalid("num_threads must be from 1 to 1024");
   }

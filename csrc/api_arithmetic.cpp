@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api.h"
+#include "arguments.h"
 #include "cpu_features.h"
 #include "dispatch.h"
 #include "linear_q8.h"
@@ -155,11 +156,16 @@ const char* chairlift_levels(int32_t arithmetic) {
   static const std::string floats = chairlift::join_names(chairlift::float_levels());
   static const std::string bytes = chairlift::join_names(chairlift::byte_levels());
   if (arithmetic == CHAIRLIFT_FLOATS) return floats.c_str();
-  return arithmetic == CHAIRLIFT_BYTES ? bytes.c_str() : "";
+  if (arithmetic == CHAIRLIFT_BYTES) return bytes.c_str();
+  chairlift::invalid("levels: no such kind");
+  return "";
 }
 
 int32_t chairlift_measure_levels(int32_t arithmetic, double* rates) {
   if (!rates) return chairlift::invalid("measure_levels: rates is null");
+  if (!chairlift::all_aligned(rates)) {
+    return chairlift::invalid("measure_levels: rates is not aligned");
+  }
   try {
     if (arithmetic == CHAIRLIFT_BYTES) return chairlift::measure_bytes(rates);
     if (arithmetic != CHAIRLIFT_FLOATS) return chairlift::invalid("measure_levels: no such kind");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api.h"
+#include "arguments.h"
 #include "dispatch.h"
 #include "kv_cache_form.h"
 #include "kv_layout.h"
@@ -30,26 +31,29 @@ namespace {
 constexpr int64_t kQueriesPerTile = 96;  // of one key/value head
 constexpr int64_t kSplitQueries = 32;    // larger tiles are not split along the context
 constexpr int64_t kItemsPerThread = 12;
+constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kMinSplitGroups = 4;  // below that, partials cost more than they bring
 
 int32_t check_sequence(const chairlift_attention& task, int64_t sequence) {
-  const std::string which = "attention: sequence " + std::to_string(sequence);
+  const auto refuse = [&](const std::string& why) {
+    return invalid("attention: sequence " + std::to_string(sequence) + why);
+  };
   const int64_t first = task.query_start[sequence], last = task.query_start[sequence + 1];
   const int64_t context_len = task.context_lens[sequence];
   if (first < 0 || last < first || last > task.num_tokens) {
-    return invalid(which + ": query_start is not a rising list that ends at num_tokens");
+    return refuse(": query_start is not a rising list from 0 to num_tokens");
   }
   const int64_t first_position = context_len - (last - first);
-  if (first_position < 0) return invalid(which + " has more new tokens than its context");
+  if (first_position < 0) return refuse(" has more new tokens than its context");
   if (context_len > task.max_blocks * task.block_size) {
-    return invalid(which + ": its block table is too short for its context");
+    return refuse(": its block table is too short for its context");
   }
   const int64_t window = task.sliding_window;
   const int64_t start = window > 0 ? std::max<int64_t>(0, first_position + 1 - window) : 0;
   const int32_t* table = task.block_tables + sequence * task.max_blocks;
   for (int64_t i = start / task.block_size; i * task.block_size < context_len; ++i) {
     if (table[i] < 0 || table[i] >= task.num_blocks) {
-      return invalid(which + ": block id " + std::to_string(table[i]) + " is not in the cache");
+      return refuse(": block id " + std::to_string(table[i]) + " is not in the cache");
     }
   }
   return CHAIRLIFT_OK;
@@ -57,17 +61,29 @@ int32_t check_sequence(const chairlift_attention& task, int64_t sequence) {
 
 int32_t check_attention(const chairlift_attention& task) {
   const bool is_bytes = task.kv_type == CHAIRLIFT_KV_INT8;
-  if (!task.query || (is_bytes && !task.query_scales) || !task.out || !task.kv_cache ||
-      !task.query_start || !task.context_lens || !task.block_tables) {
+  if (!task.query || (is_bytes && !task.query_scales) ||
+      any_null(task.out, task.kv_cache, task.query_start, task.context_lens, task.block_tables)) {
     return invalid("attention: a pointer is null");
+  }
+  if (!all_aligned(task.query_scales, task.out, task.query_start, task.context_lens,
+                   task.block_tables) ||
+      (!is_bytes && !all_aligned(static_cast<const float*>(task.query)))) {
+    return invalid("attention: a pointer is not aligned");
   }
   const KvCacheForm form = {task.kv_type, task.block_size, task.num_heads, task.num_kv_heads,
                             task.head_dim};
   int32_t status = check_form("attention", form);
   if (status != CHAIRLIFT_OK) return status;
-  if (task.num_tokens < 0 || task.num_sequences < 0 || task.max_blocks < 0 ||
-      task.sliding_window < 0) {
+  status = check_pieces("attention", form, task.kv_cache, task.num_blocks, task.block_stride);
+  if (status != CHAIRLIFT_OK) return status;
+  if (task.sliding_window < 0 ||
+      !fit_memory({task.num_tokens, task.num_heads, task.head_dim, kFloatBytes}) ||
+      !fit_memory({task.num_sequences, task.max_blocks, kFloatBytes}) ||
+      !fit_memory({task.max_blocks, task.block_size})) {
     return invalid("attention: a size is out of range");
+  }
+  if (!covers(task.query_start, task.num_sequences, task.num_tokens)) {
+    return invalid("attention: query_start is not a rising list from 0 to num_tokens");
   }
   for (int64_t s = 0; status == CHAIRLIFT_OK && s < task.num_sequences; ++s) {
     status = check_sequence(task, s);
@@ -220,6 +236,9 @@ int32_t attend(ThreadPool& threads, const chairlift_attention& task) {
 extern "C" int32_t chairlift_paged_attention(chairlift_pool* pool,
                                              const chairlift_attention* task) {
   if (!pool || !task) return chairlift::invalid("attention: a pointer is null");
+  if (!chairlift::all_aligned(task)) {
+    return chairlift::invalid("attention: a pointer is not aligned");
+  }
   if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
     return chairlift::invalid("attention: the caller was built for another version");
   }

@@ -1,5 +1,6 @@
 // Halves of layers, many in one call: what lies between their parts stays here.
 #include "api.h"
+#include "arguments.h"
 #include "linear_q8.h"
 
 namespace chairlift {
@@ -15,7 +16,12 @@ int32_t check_shapes(const chairlift_attention_block& block, const PackedQ8& qkv
       attention.struct_size != static_cast<int64_t>(sizeof(attention))) {
     return invalid("attention_block: the caller was built for another version");
   }
-  if (store.num_tokens < 0 || store.num_heads < 1 || store.num_kv_heads < 1 || store.head_dim < 1) {
+  const int64_t float_bytes = static_cast<int64_t>(sizeof(float));
+  if (store.num_heads < 1 || store.num_kv_heads < 1 || store.head_dim < 1 ||
+      !fit_memory({store.num_heads, store.head_dim, float_bytes}) ||
+      !fit_memory({store.num_kv_heads, store.head_dim, float_bytes}) ||
+      !fit_memory({store.num_tokens, qkv.in_features, float_bytes}) ||
+      !fit_memory({store.num_tokens, qkv.out_features, float_bytes})) {
     return invalid("attention_block: a size is out of range");
   }
   if (store.num_tokens != attention.num_tokens || store.num_heads != attention.num_heads ||
@@ -65,6 +71,7 @@ int32_t run_attention(chairlift_pool* pool, const chairlift_attention_block& blo
 }
 
 int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& block) {
+  if (!all_aligned(&block)) return invalid("attention_block: a pointer is not aligned");
   if (block.struct_size != static_cast<int64_t>(sizeof(block))) {
     return invalid("attention_block: the caller was built for another version");
   }
@@ -72,6 +79,11 @@ int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& b
       !block.store || !block.attention) {
     return invalid("attention_block: a pointer is null");
   }
+  if (!all_aligned(block.x, block.out, block.norm, block.qkv_bias, block.output_bias, block.store,
+                   block.attention)) {
+    return invalid("attention_block: a pointer is not aligned");
+  }
+  if (block.x == block.out) return invalid("attention_block: out must not be x");
   const PackedQ8 *qkv = as_packed(block.qkv), *output = as_packed(block.output);
   if (!qkv || !output) {
     return invalid("attention_block: these weights were not packed by this library");
@@ -82,9 +94,11 @@ int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& b
 }
 
 int32_t mlp_block(chairlift_pool* pool, const chairlift_mlp_block& block) {
+  if (!all_aligned(&block)) return invalid("mlp_block: a pointer is not aligned");
   if (block.struct_size != static_cast<int64_t>(sizeof(block))) {
     return invalid("mlp_block: the caller was built for another version");
   }
+  if (!block.norm) return invalid("mlp_block: a pointer is null");
   return chairlift_norm_mlp_q8(pool, block.x, block.rows, block.norm, block.eps, block.gate_up,
                                block.gate_up_bias, block.down, block.down_bias, block.x, block.out);
 }
@@ -96,7 +110,10 @@ extern "C" int32_t chairlift_run_blocks(chairlift_pool* pool, const chairlift_bl
                                         int64_t num_blocks) {
   using chairlift::invalid;
   if (!pool || (!blocks && num_blocks > 0)) return invalid("run_blocks: a pointer is null");
-  if (num_blocks < 0) return invalid("run_blocks: num_blocks is negative");
+  if (!chairlift::all_aligned(blocks)) return invalid("run_blocks: a pointer is not aligned");
+  if (!chairlift::fit_memory({num_blocks, static_cast<int64_t>(sizeof *blocks)})) {
+    return invalid("run_blocks: num_blocks is out of range");
+  }
   for (int64_t i = 0; i < num_blocks; ++i) {
     const chairlift_block& block = blocks[i];
     if (!block.attention == !block.mlp) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "api.h"
+#include "arguments.h"
 #include "dispatch.h"
 #include "linear_q8.h"
 
@@ -32,40 +33,58 @@ struct Edit {
   bool is_penalty;  // for `value` occurrences; otherwise `value` is added
 };
 
+int32_t check_rows(const float* x, int64_t rows, int64_t in_features) {
+  if (!all_aligned(x)) return invalid("candidates: a pointer is not aligned");
+  if (!fit_memory({rows, in_features, static_cast<int64_t>(sizeof *x)})) {
+    return invalid("candidates: a size is out of range");
+  }
+  return CHAIRLIFT_OK;
+}
+
 int32_t check_query(const chairlift_candidates& task, int64_t row) {
   const chairlift_row_query& query = task.queries[row];
-  const std::string which = "candidates: row " + std::to_string(row);
+  const auto refuse = [&](const char* why) {
+    return invalid("candidates: row " + std::to_string(row) + why);
+  };
   if (!(query.temperature >= 0 && query.temperature < kInfinity)) {
-    return invalid(which + ": the temperature is negative or not finite");
+    return refuse(": the temperature is negative or not finite");
   }
   if (query.list_size < 0 || query.list_size > task.max_listed) {
-    return invalid(which + ": the list size is not from 0 to max_listed");
+    return refuse(": the list size is not from 0 to max_listed");
   }
-  if (!(query.depth >= 0)) return invalid(which + ": the depth is negative");
+  if (!(query.depth >= 0)) return refuse(": the depth is negative");
   if (query.wants_weight && query.temperature == 0) {
-    return invalid(which + ": weights need a temperature");
+    return refuse(": weights need a temperature");
   }
   const int64_t free_edit = row > 0 ? task.queries[row - 1].last_edit : 0;
   if (query.first_edit < free_edit || query.first_penalty < query.first_edit ||
       query.last_edit < query.first_penalty || query.last_edit > task.num_edits) {
-    return invalid(which + ": its edits are not a part of them all, after those of the row before");
+    return refuse(": its edits are not a part of them all, after those of the row before");
   }
   return CHAIRLIFT_OK;
 }
 
 int32_t check_task(const chairlift_candidates* task, int64_t rows, int64_t vocab) {
   if (!task) return invalid("candidates: the task is null");
+  if (!all_aligned(task)) return invalid("candidates: a pointer is not aligned");
   if (task->struct_size != static_cast<int64_t>(sizeof(*task))) {
     return invalid("candidates: the caller was built for another version");
   }
-  if (rows < 0 || task->max_listed < 0 || task->num_edits < 0) {
-    return invalid("candidates: a size is negative");
+  constexpr int64_t kRowBytes = sizeof(chairlift_row_candidates);
+  if (!fit_memory({rows, task->max_listed, kRowBytes}) ||
+      !fit_memory({rows, vocab, static_cast<int64_t>(sizeof(float))}) ||
+      !fit_memory({task->num_edits, static_cast<int64_t>(sizeof(Edit))})) {
+    return invalid("candidates: a size is out of range");
   }
   if (vocab > std::numeric_limits<int32_t>::max()) return invalid("candidates: too many tokens");
   if (!task->queries || !task->found || (task->num_edits > 0 && !task->edit_ids) ||
       (task->num_edits > 0 && !task->edit_values) ||
       (task->max_listed > 0 && (!task->listed_ids || !task->listed_logits))) {
     return invalid("candidates: a pointer is null");
+  }
+  if (!all_aligned(task->queries, task->found, task->edit_ids, task->edit_values, task->listed_ids,
+                   task->listed_logits)) {
+    return invalid("candidates: a pointer is not aligned");
   }
   for (int64_t row = 0; row < rows; ++row) {
     const int32_t status = check_query(*task, row);
@@ -424,6 +443,10 @@ int32_t chairlift_candidates_f32(chairlift_pool* pool, const float* x, int64_t r
   if (!pool || !x || !packed) return invalid("candidates: a pointer is null");
   int32_t status =
       chairlift::check_matrix("candidates", packed, weight_type, out_features, in_features);
+  if (status == CHAIRLIFT_OK && !chairlift::all_aligned(bias)) {
+    return invalid("candidates: a pointer is not aligned");
+  }
+  if (status == CHAIRLIFT_OK) status = chairlift::check_rows(x, rows, in_features);
   if (status == CHAIRLIFT_OK) status = chairlift::check_task(task, rows, out_features);
   if (status != CHAIRLIFT_OK) return status;
   const chairlift::FloatHead head = {
@@ -440,7 +463,9 @@ int32_t chairlift_candidates_q8(chairlift_pool* pool, const float* x, int64_t ro
   const chairlift::PackedQ8* weight = chairlift::as_packed(packed);
   if (!weight) return invalid("candidates: these weights were not packed by this library");
   if (weight->interleave != 0) return invalid("candidates: the head's rows are interleaved");
-  const int32_t status = chairlift::check_task(task, rows, weight->out_features);
+  if (!chairlift::all_aligned(norm, bias)) return invalid("candidates: a pointer is not aligned");
+  int32_t status = chairlift::check_rows(x, rows, weight->in_features);
+  if (status == CHAIRLIFT_OK) status = chairlift::check_task(task, rows, weight->out_features);
   if (status != CHAIRLIFT_OK) return status;
   const uint8_t* records = chairlift::quantized_rows(pool->threads, {x, rows, norm, eps}, *weight);
   if (!records) return chairlift::out_of_memory();

@@ -549,7 +549,11 @@ int32_t chairlift_quantize_rows(chairlift_pool* pool, const float* x, int64_t ro
 }
 
 double chairlift_measure_int8_dot(chairlift_pool* pool) {
-  return pool ? chairlift::measure_dot(pool->threads, *chairlift::kernels().q8) : 0.0;
+  if (!pool) {
+    invalid("measure_int8_dot: a pointer is null");
+    return 0.0;
+  }
+  return chairlift::measure_dot(pool->threads, *chairlift::kernels().q8);
 }
 
 }  // extern "C"

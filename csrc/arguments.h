@@ -33,6 +33,12 @@ inline bool fit_memory(std::initializer_list<int64_t> sizes) {
   return true;
 }
 
+// Whether rows of floats could lie so far apart; in the other direction too.
+inline bool fit_strides(int64_t rows, int64_t stride) {
+  const int64_t distance = stride < 0 ? -(stride + 1) : stride;
+  return fit_memory({rows, distance, static_cast<int64_t>(sizeof(float))});
+}
+
 // Whether the sequences' rows, [num_sequences + 1], start and end as they should.  There are no
 // more sequences than tokens, so a wrong number of either is found without reading further.
 inline bool covers(const int32_t* query_start, int64_t num_sequences, int64_t num_tokens) {

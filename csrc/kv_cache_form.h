@@ -16,4 +16,11 @@ struct KvCacheForm {
 // A status, with a message that begins with the name of the op.
 int32_t check_form(const char* op, const KvCacheForm& form);
 
+// Bytes of the keys and values of one block and layer, of a form that has been checked.
+int64_t piece_bytes(const KvCacheForm& form);
+
+// Whether pieces of a form that has been checked lie apart, and their numbers where numbers may.
+int32_t check_pieces(const char* op, const KvCacheForm& form, const uint8_t* kv_cache,
+                     int64_t num_blocks, int64_t block_stride);
+
 }  // namespace chairlift

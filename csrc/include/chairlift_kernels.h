@@ -1,7 +1,8 @@
 // The only public surface of the native kernels: plain C, pointers and integers.
 //
 // The library knows nothing of Python, requests or text.  Every function that can fail returns a
-// CHAIRLIFT_* status and leaves a one-line message for chairlift_last_error() of the same thread.
+// CHAIRLIFT_* status, or nothing (0 or "") instead of a size, a rate or names, and leaves a
+// one-line message for chairlift_last_error() of the same thread.
 // Arguments are checked before memory is touched: nulls, alignment, sizes and their products, ids
 // of blocks and rows, and whether structures fit each other.  How much memory is behind a pointer
 // is the caller's word.
@@ -181,6 +182,7 @@ CHAIRLIFT_API int32_t chairlift_quantize_rows(chairlift_pool* pool, const float*
                                               int64_t width, int64_t group_size, uint8_t* records);
 
 // Products of bytes per second that all threads of a pool reach together, in units of 1e9.
+// 0 for a null.
 CHAIRLIFT_API double chairlift_measure_int8_dot(chairlift_pool* pool);
 
 // -- output head and sampling --------------------------------------------------------------------
@@ -281,7 +283,7 @@ typedef struct chairlift_kv_to_cache {
   const int64_t* slots;  // [num_tokens] block * block_size + offset
   uint8_t* kv_cache;     // piece of block 0 of the layer in question
 
-  int64_t key_stride;    // floats from token to token
+  int64_t key_stride;    // floats from token to token; may be negative
   int64_t value_stride;  // the same
   int64_t block_stride;  // bytes
   int64_t num_blocks;
@@ -415,7 +417,8 @@ typedef struct chairlift_block {
 CHAIRLIFT_API int32_t chairlift_run_blocks(chairlift_pool* pool, const chairlift_block* blocks,
                                            int64_t num_blocks);
 
-// 1e9 bytes per second at which all threads together read `num_bytes` of each of the blocks.
+// 1e9 bytes per second at which all threads together read `num_bytes` of each of the blocks; 0 if
+// they cannot be read.
 CHAIRLIFT_API double chairlift_measure_read(chairlift_pool* pool, const uint8_t* memory,
                                             int64_t stride, int64_t num_bytes,
                                             const int32_t* blocks, int64_t num_blocks);

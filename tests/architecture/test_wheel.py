@@ -78,7 +78,7 @@ def test_the_library_hides_its_c_plus_plus_run_time() -> None:
         _ = functions._Znwm  # operator new
 
 
-@pytest.mark.parametrize(("script", "option"), [("wheel", "--arch")])
+@pytest.mark.parametrize(("script", "option"), [("wheel", "--arch"), ("sanitize", "--quick")])
 def test_scripts_say_what_they_do(script: str, option: str) -> None:
     said = subprocess.run([ROOT / "scripts" / script, "--help"], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr

@@ -183,7 +183,7 @@ class NativeLibrary:
         Raises:
             ConfigError: this machine cannot run it.
         """
-        if self.functions.chairlift_set_isa(name.encode()) != 0:
+        if self.functions.chairlift_set_isa(name.encode(errors="replace")) != 0:
             raise ConfigError(self.last_error, field=ISA_VARIABLE)
 
     @property

@@ -106,6 +106,11 @@ def test_an_isa_that_the_machine_lacks(
         load_library()
 
 
+def test_an_isa_of_bytes_that_are_no_text(library: NativeLibrary) -> None:
+    with pytest.raises(ConfigError, match=r"cannot run instruction set 'avx2\?'"):
+        library.set_isa("avx2\udcff")
+
+
 def test_auto_is_the_best_isa(library: NativeLibrary) -> None:
     library.set_isa("scalar")
     library.set_isa("auto")
