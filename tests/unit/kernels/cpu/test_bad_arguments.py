@@ -575,6 +575,7 @@ def test_no_rows_are_no_mistake(library: NativeLibrary) -> None:
 def test_a_refusal_is_an_exception(library: NativeLibrary) -> None:
     pool = library.create_pool(1)
     with pytest.raises(ValueError, match="linear: a pointer is null"):
-        library.check(library.functions.chairlift_linear_f32(pool, None, 1, None, 0, None, 1, 1, None))
+        linear = library.functions.chairlift_linear_f32
+        library.check(linear(pool, None, 1, None, 0, None, 1, 1, None))
     with pytest.raises(ValueError, match="num_threads must be from 1 to 1024"):
         library.create_pool(0)
