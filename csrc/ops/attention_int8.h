@@ -127,15 +127,15 @@ CHAIRLIFT_INLINE void fetch(Lines lines, int64_t begin, int64_t end) {
 // -- the two products ----------------------------------------------------------------------------
 
 // largest[i] = the largest of a vector's lanes; writes on to a multiple of four.
-template <int COUNT, int FIRST = 0>
+template <class LARGER, int COUNT, int FIRST = 0>
 CHAIRLIFT_INLINE void store_largest(const F16 (&x)[COUNT], float* largest) {
   constexpr int kLeft = COUNT - FIRST < 4 ? COUNT - FIRST : 4;
   if constexpr (kLeft > 0) {
     F16 some[kLeft];
     CHAIRLIFT_UNROLL
     for (int i = 0; i < kLeft; ++i) some[i] = x[FIRST + i];
-    store_largest_lanes(some, largest + FIRST);
-    store_largest<COUNT, FIRST + kLeft>(x, largest);
+    store_largest_lanes<LARGER>(some, largest + FIRST);
+    store_largest<LARGER, COUNT, FIRST + kLeft>(x, largest);
   }
 }
 
@@ -180,7 +180,7 @@ CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts
       if constexpr (PAGES == kTileGroupPages) most[q] = p == 0 ? score : larger(most[q], score);
     }
   }
-  if constexpr (PAGES == kTileGroupPages) store_largest(most, largest);
+  if constexpr (PAGES == kTileGroupPages) store_largest<Larger>(most, largest);
 }
 
 template <int QUERIES, int PAGES = kDotPages>
@@ -349,7 +349,7 @@ CHAIRLIFT_NOINLINE void weigh(GroupBatch& batch, int64_t q, const uint8_t* const
     }
     most[i] = larger(larger(w[0], w[1]), larger(w[2], w[3]));
   }
-  if (MASKED || !kScoresFindLargest) store_largest(most, batch.largest + q);
+  if (MASKED || !kScoresFindLargest) store_largest<Larger>(most, batch.largest + q);
   CHAIRLIFT_UNROLL
   for (int i = 0; i < QUERIES; ++i) {
     F16(&w)[kTileGroupPages] = weight[i];
@@ -370,7 +370,7 @@ CHAIRLIFT_NOINLINE void weigh(GroupBatch& batch, int64_t q, const uint8_t* const
     }
     most[i] = larger_positive(larger_positive(w[0], w[1]), larger_positive(w[2], w[3]));
   }
-  store_largest(most, batch.most + q);
+  store_largest<LargerPositive>(most, batch.most + q);
   float inverse[QUERIES];
   for (int i = 0; i < QUERIES; ++i) {
     const float divisor = batch.most[q + i];

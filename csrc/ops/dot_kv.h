@@ -2,6 +2,8 @@
 // either may be the one that is repeated, weights cut into bytes, and 2^x.
 #pragma once
 
+#include <type_traits>
+
 #include "dot.h"
 
 namespace chairlift {
@@ -54,31 +56,32 @@ CHAIRLIFT_INLINE F16 select_lanes(uint16_t mask, F16 x, F16 other) {
   return {_mm512_mask_mov_ps(other.v, mask, x.v)};
 }
 
-// Of numbers that are not negative: as integers, which more units compare.
-CHAIRLIFT_INLINE F16 larger_positive(F16 a, F16 b) {
-  return {
-      _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
-}
+// The larger of numbers, or of numbers that are not negative: those as integers, which more units
+// compare, and of which not-a-number is the largest.
+struct Larger {
+  static CHAIRLIFT_INLINE __m512 of(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
+};
+struct LargerPositive {
+  static CHAIRLIFT_INLINE __m512 of(__m512 a, __m512 b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
+};
+CHAIRLIFT_INLINE F16 larger_positive(F16 a, F16 b) { return {LargerPositive::of(a.v, b.v)}; }
 
-// The larger of x <= 0 and `limit` < 0.
-CHAIRLIFT_INLINE F16 not_below(F16 x, F16 limit) {
-  return {_mm512_castsi512_ps(
-      _mm512_min_epu32(_mm512_castps_si512(x.v), _mm512_castps_si512(limit.v)))};
-}
-
-// Writes the largest lane of x[i] to out[i], and something to the rest of out[4].
-template <int COUNT>
+// Writes the largest lane of x[i], by LARGER, to out[i], and something to the rest of out[4].
+template <class LARGER, int COUNT>
 CHAIRLIFT_INLINE void store_largest_lanes(const F16 (&x)[COUNT], float* out) {
   static_assert(COUNT >= 1 && COUNT <= 4, "one for each lane of 128 bits");
   const __m512 a = x[0].v, b = x[1 % COUNT].v, c = x[2 % COUNT].v, d = x[3 % COUNT].v;
   const __m512d ab =
-      _mm512_castps_pd(_mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+      _mm512_castps_pd(LARGER::of(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
   const __m512d cd =
-      _mm512_castps_pd(_mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-  const __m512 four = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
-                                    _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
-  const __m256 two = _mm256_max_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
-  _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
+      _mm512_castps_pd(LARGER::of(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+  const __m512 four = LARGER::of(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  const __m512 two = LARGER::of(four, _mm512_shuffle_f32x4(four, four, 0x4e));
+  const __m512 one = LARGER::of(two, _mm512_shuffle_f32x4(two, two, 0xb1));
+  _mm_storeu_ps(out, _mm512_castps512_ps128(one));
 }
 
 // p * 2^n for whole n
@@ -205,13 +208,28 @@ CHAIRLIFT_INLINE F16 select_lanes(uint16_t mask, F16 x, F16 other) {
   return F16::load(lane);
 }
 
-CHAIRLIFT_INLINE F16 larger_positive(F16 a, F16 b) { return larger(a, b); }
+struct Larger {};
+struct LargerPositive {};
 
-CHAIRLIFT_INLINE F16 not_below(F16 x, F16 limit) { return larger(x, limit); }
+// Not-a-number is larger than any.
+CHAIRLIFT_INLINE F16 larger_positive(F16 a, F16 b) {
+  float x[kLanes], y[kLanes];
+  a.store(x);
+  b.store(y);
+  for (int i = 0; i < kLanes; ++i) x[i] = x[i] > y[i] || x[i] != x[i] ? x[i] : y[i];
+  return F16::load(x);
+}
 
-template <int COUNT>
+template <class LARGER, int COUNT>
 CHAIRLIFT_INLINE void store_largest_lanes(const F16 (&x)[COUNT], float* out) {
-  for (int i = 0; i < COUNT; ++i) out[i] = largest_lane(x[i]);
+  for (int i = 0; i < COUNT; ++i) {
+    if constexpr (std::is_same_v<LARGER, LargerPositive>) {
+      const uint32_t bits = largest_lane(magnitude(x[i]));
+      std::memcpy(out + i, &bits, sizeof bits);
+    } else {
+      out[i] = largest_lane(x[i]);
+    }
+  }
 }
 
 #endif
@@ -235,7 +253,7 @@ CHAIRLIFT_INLINE F16 exp2_negative(F16 x) {
 
 // The same, but for 2^-126 where that is 0: what is too small to count need not be told apart.
 CHAIRLIFT_INLINE F16 exp2_at_least(F16 x) {
-  x = not_below(x, F16::all(-126.0f));
+  x = larger(F16::all(-126.0f), x);  // in this order not-a-number stays
   const F16 n = round_to_integer(x);
   return scale_by_power(exp2_of_fraction(x - n), n);
 }
