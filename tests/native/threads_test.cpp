@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
@@ -160,6 +161,7 @@ struct Layer {
   Matrix head = pack(kVocabulary, kHidden, 0, 12);
   Floats packed = Floats(static_cast<size_t>(chairlift_linear_f32_size(kVocabulary, kHidden)));
   Floats matrix = numbers(kVocabulary * kHidden, 13);
+  std::vector<uint16_t> bfloats = std::vector<uint16_t>(packed.size());  // the upper halves
   Cache caches[4];  // of each type, every slot with a token
 
   Layer() {
@@ -167,6 +169,15 @@ struct Layer {
     check(chairlift_linear_f32_pack(pool.get(), matrix.data(), CHAIRLIFT_FLOAT32, kVocabulary,
                                     kHidden, packed.data()),
           "pack floats");
+    std::vector<uint16_t> upper;
+    for (const float x : matrix) {
+      uint32_t bits;
+      std::memcpy(&bits, &x, sizeof bits);
+      upper.push_back(static_cast<uint16_t>(bits >> 16));
+    }
+    check(chairlift_linear_f32_pack(pool.get(), upper.data(), CHAIRLIFT_BFLOAT16, kVocabulary,
+                                    kHidden, bfloats.data()),
+          "pack bfloats");
     for (const int32_t kv_type : kKvTypes) fill_cache(pool, kv_type);
   }
 
@@ -261,6 +272,14 @@ Floats linear_f32(const Layer& layer, const Pool& pool) {
   check(chairlift_linear_f32(pool.get(), layer.x.data(), kTokens, layer.packed.data(),
                              CHAIRLIFT_FLOAT32, nullptr, kVocabulary, kHidden, out.data()),
         "linear_f32");
+  return out;
+}
+
+Floats linear_bf16(const Layer& layer, const Pool& pool) {
+  Floats out(static_cast<size_t>(kTokens * kVocabulary));
+  check(chairlift_linear_f32(pool.get(), layer.x.data(), kTokens, layer.bfloats.data(),
+                             CHAIRLIFT_BFLOAT16, nullptr, kVocabulary, kHidden, out.data()),
+        "linear_f32 of bfloats");
   return out;
 }
 
@@ -436,6 +455,7 @@ constexpr struct {
   Floats (*call)(const Layer& layer, const Pool& pool);
 } kCalls[] = {
     {"linear_f32", linear_f32},
+    {"linear_f32 of bfloats", linear_bf16},
     {"rows_f32", rows_f32},
     {"linear_q8", linear_q8},
     {"rows_q8", rows_q8},
@@ -508,6 +528,8 @@ void check_values(const Layer& layer) {
   const Pool pool(1);
   expect_close(linear_f32(layer, pool), multiply(layer.x, layer.matrix, kHidden), 1e-5,
                "linear_f32 is not the product");
+  expect_close(linear_bf16(layer, pool), multiply(layer.x, layer.matrix, kHidden), 0.02,
+               "linear_f32 of bfloats is far from the product");
   expect_close(rows_q8(layer, pool), layer.qkv.weights, 1e-6, "rows_q8 are not the rows");
   expect_close(linear_q8(layer, pool), multiply(layer.x, layer.qkv.weights, kHidden), 0.02,
                "linear_q8 is far from the product");
