@@ -198,6 +198,7 @@ def got_on(*names: str) -> Any:
         admitted = names
         duration_s = 0.1
         num_prefill_tokens = num_decode_tokens = 0
+        members = ()
         finished = ()
 
     return Record()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,8 @@ from chairlift.server.errors import ApiError
 from chairlift.server.queue_room import QueueLimits
 from chairlift.server.service_estimate import ServiceEstimate
 from fake_executor import FinishedStep, make_request
+from http_harness import until
+from server_gate import Gate
 
 STEP_S, TOKEN_S = 0.005, 0.001
 PROMPT = OUTPUT = 64
@@ -198,3 +202,26 @@ def test_idle_server_takes_what_comes() -> None:
         server.core.abort(name)
         server.queue.leave(server.inside.pop(name))
     server.queue.check_time("", server.clock.now() + 0.01)
+
+
+def test_answer_says_that_there_is_no_time(serve: Any) -> None:
+    """Over HTTP: by body, by header, and only to those that have a deadline."""
+    with serve(engine={"max_num_seqs": 1}) as server:
+        gate = Gate(server.engine)
+        server.serving.admission._estimate.seconds = lambda **asked: 3000.0
+        with ThreadPoolExecutor(3) as pool:
+            first = pool.submit(server.complete, timeout=500.0)
+            until(lambda: server.serving.admission.num_waiting == 1)
+            for fields in ({"timeout": 500.0}, {"headers": {"x-request-timeout": "500"}}):
+                for call in (server.complete, server.chat):
+                    answer = call(**fields)
+                    assert answer.status == 429
+                    assert answer.error["code"] == "deadline_unreachable"
+                    assert answer.headers["retry-after"] == "60"
+            patient = pool.submit(server.complete, timeout=1e6)
+            timeless = pool.submit(server.complete)
+            until(lambda: server.serving.admission.num_waiting == 3)
+            gate.open()
+            assert patient.result().status == 200 == timeless.result().status
+            assert first.result().status == 200
+        server.check_idle()

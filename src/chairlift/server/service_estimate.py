@@ -1,8 +1,8 @@
 """How long an answer would take now, from the rate at which the engine has been computing tokens.
 
 All requests in the batch share that rate, prompts included; those in line come before.  An answer
-is as long as others were of late, if it may be.  The rate is the best of the recent past: an engine
-with little to do computes little and could do more, so that says nothing of its limit.
+is as long as others were of late, if it may be.  An engine with little to do computes little: for
+more requests than it had, the rate grows with their number, up to the best of the recent past.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class ServiceEstimate:
     def __init__(self) -> None:
         self._recent_tokens = 0.0
         self._recent_s = 0.0
-        """Both of the last seconds of steps, older ones counting less."""
+        self._recent_steps = 0.0
+        self._recent_members = 0.0
+        """All of the last seconds of steps, older ones counting less."""
         self._best_rate = 0.0
         self._total_tokens = 0.0
         self._num_answers = 0.0
@@ -36,6 +38,8 @@ class ServiceEstimate:
         keep = max(0.0, 1.0 - duration_s / _RATE_WINDOW_S)
         self._recent_tokens = self._recent_tokens * keep + num_tokens
         self._recent_s = self._recent_s * keep + duration_s
+        self._recent_steps = self._recent_steps * keep + 1
+        self._recent_members = self._recent_members * keep + len(record.members)
         best = self._best_rate * 0.5 ** (duration_s / _BEST_HALF_LIFE_S)
         if self._recent_s >= _MIN_SECONDS:
             best = max(best, self._recent_tokens / self._recent_s)
@@ -61,7 +65,13 @@ class ServiceEstimate:
         if mean is None or not self._best_rate:
             return 0.0
         own = mean if own is None else min(own, mean)
-        return (num_running * own + num_waiting * mean) / self._best_rate
+        return (num_running * own + num_waiting * mean) / self._rate(num_running)
+
+    def _rate(self, num_running: float) -> float:
+        """Tokens per second with so many requests in the batch."""
+        num_members = max(1.0, self._recent_members / self._recent_steps)
+        recent = max(1.0, self._recent_tokens) / self._recent_s
+        return min(self._best_rate, recent * max(1.0, num_running / num_members))
 
     def _book_answers(self, record: StepRecord, complete: set[str]) -> None:
         for member in record.members:
