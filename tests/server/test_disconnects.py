@@ -36,6 +36,7 @@ def close(connection: socket.socket, *, hard: bool) -> None:
 
 def queued(server: RunningServer, gate: Gate) -> None:
     """Its seat is taken."""
+    until(lambda: server.in_loop(lambda: server.serving.admission.num_waiting) == 2)
     gate.let(2)
     until(lambda: gate.num_steps == 2 and len(server.engine.scheduler.requests) == 2)
     assert len(server.engine.scheduler.waiting) == 1
