@@ -1,11 +1,13 @@
 """How late the server's event loop is while bodies of 30 MB arrive.
 
-    python benchmarks/event_loop_lag.py [--megabytes 30] [--rounds 5] [-- FLAGS]
+    python benchmarks/event_loop_lag.py [--megabytes 30] [--rounds 10] [--busy] [-- FLAGS]
 
 A server is started, and while bodies of several kinds are sent to it, one after the other, a second
 connection asks for /ping every few milliseconds.  Its answers cost the loop next to nothing, so how
-long they take is how late the loop is, and the client with it: an upper bound.  A stream of tokens
-runs all the time.  FLAGS are options of `chairlift serve`.
+long they take is how late the loop is, and the client with it: an upper bound.  On a busy machine
+look at the worst ping of the median round: what is the server's own fault happens in every round.
+With --busy tokens are streamed all the time, by an engine that takes every core it can get.  FLAGS
+are options of `chairlift serve`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import http.client
 import json
 import random
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -26,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rivals.served import served
 
 GOAL_MS = 20.0
-PAUSE_S = 0.004
+PAUSE_S = 0.002
+ENOUGH_PINGS = 1000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -48,7 +52,8 @@ def bodies(num_bytes: int) -> Iterator[tuple[str, str, bytes]]:
         yield name, CHAT, encoded(messages=[{"role": "user", "content": text}])
     yield "token ids", TEXT, encoded(prompt=[draw.randrange(40_000) for _ in range(num_bytes // 7)])
     yield "250000 token ids", TEXT, encoded(prompt=[5] * 250_000)
-    yield "1000 prompts", TEXT, encoded(prompt=[words[: num_bytes // 1024]] * 1000)
+    prompts = [words[: num_bytes // 1024]] * 1000  # tokenized, and then found not to fit
+    yield "1000 prompts", TEXT, encoded(prompt=prompts, max_tokens=10**6)
     messages = [{"role": "user", "content": words[: num_bytes // 4096]}] * 4000
     yield "4000 messages", CHAT, encoded(messages=messages)
     yield "small objects", CHAT, encoded(messages=[{}] * (num_bytes // 4))
@@ -116,7 +121,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--megabytes", type=float, default=30)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--busy", action="store_true")
     asked = parser.parse_args(words)
 
     def command(port: int) -> list[object]:
@@ -127,46 +133,51 @@ def main() -> None:
         port = int(base_url.rpartition(":")[2])
         is_over = threading.Event()
         streaming = threading.Thread(target=keep_streaming, args=(port, is_over))
-        streaming.start()
+        if asked.busy:
+            streaming.start()
         try:
             report(port, int(asked.megabytes * 1e6), asked.rounds)
         finally:
             is_over.set()
-            streaming.join()
+            if asked.busy:
+                streaming.join()
 
 
 def report(port: int, num_bytes: int, rounds: int) -> None:
     print(f"goal: p99 below {GOAL_MS:.0f} ms\n")
-    print("| body | path | status | pings | p50 ms | p99 ms | worst ms |")
+    print("| body | path | status | pings | p50 ms | p99 ms | worst of the median round, ms |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
 
     def nothing() -> int:
-        time.sleep(0.5)
+        time.sleep(0.3)
         return 0
 
     print_row("(none)", "", *rounds_of(rounds, port, nothing))
-    every: list[float] = []
+    every: list[list[float]] = []
     for name, path, data in bodies(num_bytes):
-        times_ms, status = rounds_of(rounds, port, lambda: post(port, path, data))  # noqa: B023
-        print_row(name, path, times_ms, status)
-        every += times_ms
+        found, status = rounds_of(rounds, port, lambda: post(port, path, data))  # noqa: B023
+        print_row(name, path, found, status)
+        every += found
     print_row("all", "", every, 0)
 
 
-def rounds_of(rounds: int, port: int, work: Callable[[], int]) -> tuple[list[float], int]:
-    times_ms: list[float] = []
+def rounds_of(rounds: int, port: int, work: Callable[[], int]) -> tuple[list[list[float]], int]:
+    """Milliseconds of all pings, by round."""
+    found: list[list[float]] = []
     status = 0
-    for _ in range(rounds):
-        more_ms, status = measure(port, work)
-        times_ms += more_ms
-    return times_ms, status
+    while len(found) < rounds and sum(map(len, found)) < ENOUGH_PINGS:
+        times_ms, status = measure(port, work)
+        found.append(times_ms)
+    return found, status
 
 
-def print_row(name: str, path: str, times_ms: list[float], status: int) -> None:
+def print_row(name: str, path: str, found: list[list[float]], status: int) -> None:
+    times_ms = [time_ms for times_ms in found for time_ms in times_ms]
     p50, p99 = share(times_ms, 0.5), share(times_ms, 0.99)
+    worst = statistics.median(max(times_ms) for times_ms in found if times_ms)
     print(
         f"| {name} | {path} | {status or ''} | {len(times_ms)} | {p50:.1f} | {p99:.1f} |"
-        f" {max(times_ms):.1f} |",
+        f" {worst:.1f} |",
         flush=True,
     )
 
