@@ -54,6 +54,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        # After a reset as well: the timer would keep the last request in memory.
+        self._unset_keepalive_if_required()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
