@@ -179,6 +179,7 @@ class Storm:
     """When clients of one engine went, and when what they had taken was free again."""
 
     server: RunningServer
+    added_s: dict[int, float] = field(default_factory=dict)
     closed_s: dict[int, float] = field(default_factory=dict)
     freed_s: dict[int, float] = field(default_factory=dict)
     steps: list[tuple[float, float]] = field(default_factory=list)
@@ -192,6 +193,7 @@ class Storm:
 
         def noted_add(request: Any, **options: Any) -> str:
             seeds[request.request_id] = request.params.seed
+            self.added_s[request.params.seed] = time.monotonic()
             return add(request, **options)
 
         def noted_abort(request_id: str, **options: Any) -> Any:
@@ -217,6 +219,8 @@ class Storm:
         fields["prompt"] = PROMPT[: draw.randint(1, len(PROMPT))]
         connection = self.server.connect()
         connection.sendall(request_bytes("/v1/completions", fields))
+        if draw.random() < 0.9:  # others go before anybody has read what they want
+            until(lambda: seed in self.added_s)
         time.sleep(draw.random() * 0.08)
         self.closed_s[seed] = time.monotonic()
         close(connection, hard=draw.random() < 0.5)
@@ -225,7 +229,7 @@ class Storm:
         """How long after the longest step in between each was free, in order."""
         late = []
         for seed, freed_s in self.freed_s.items():
-            closed_s = self.closed_s[seed]
+            closed_s = max(self.closed_s[seed], self.added_s[seed])
             between = [
                 end_s - start_s
                 for start_s, end_s in self.steps
