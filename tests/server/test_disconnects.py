@@ -259,7 +259,7 @@ def test_storm_of_disconnects_leaks_nothing(serve: Any) -> None:
 
     With --full, times count as well: 99 of 100 are free within a step and 50 ms.
     """
-    options = {"num_blocks": 60, "max_num_seqs": 8, "preemption_mode": "auto"}
+    options = {"num_blocks": 40, "max_num_seqs": 4, "preemption_mode": "auto"}
     with serve(engine=options) as server:
         expected = server.complete("control").json["choices"]
         until(lambda: not server.server.server_state.tasks)
@@ -267,7 +267,7 @@ def test_storm_of_disconnects_leaks_nothing(serve: Any) -> None:
         before = held(server)
         storm = Storm(server)
         storm.watch()
-        with ThreadPoolExecutor(16) as pool:
+        with ThreadPoolExecutor(8) as pool:
             list(pool.map(storm.one_client, range(NUM_STORM)))
         server.check_idle()
         until(lambda: not server.server.server_state.tasks)
