@@ -52,8 +52,8 @@ def bodies(num_bytes: int) -> Iterator[tuple[str, str, bytes]]:
         yield name, CHAT, encoded(messages=[{"role": "user", "content": text}])
     yield "token ids", TEXT, encoded(prompt=[draw.randrange(40_000) for _ in range(num_bytes // 7)])
     yield "250000 token ids", TEXT, encoded(prompt=[5] * 250_000)
-    prompts = [words[: num_bytes // 1024]] * 1000  # tokenized, and then found not to fit
-    yield "1000 prompts", TEXT, encoded(prompt=prompts, max_tokens=10**6)
+    prompts = [words[: num_bytes // 1024]] * 100  # tokenized, and then found not to fit
+    yield "100 prompts", TEXT, encoded(prompt=prompts, max_tokens=10**6)
     messages = [{"role": "user", "content": words[: num_bytes // 4096]}] * 4000
     yield "4000 messages", CHAT, encoded(messages=messages)
     yield "small objects", CHAT, encoded(messages=[{}] * (num_bytes // 4))
