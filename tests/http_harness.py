@@ -23,6 +23,8 @@ from chairlift.server.serving import Serving
 
 MODEL = "tiny"
 WAIT_S = 20.0
+ANSWER_S = 120.0
+"""Longer than a machine may be stopped while a request is under way."""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ class RunningServer:
         path: str,
         body: Any = None,
         headers: dict[str, str] | None = None,
-        timeout_s: float = WAIT_S,
+        timeout_s: float = ANSWER_S,
     ) -> Answer:
         """One request on a connection of its own.  A body that is no bytes is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)

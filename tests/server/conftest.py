@@ -14,6 +14,7 @@ from chairlift.engine.engine import Engine
 from chairlift.engine.loaded_model import LoadedModel, kv_block
 from chairlift.runner.kv_cache import KVCache
 from chairlift.runner.model_runner import ModelRunner
+from chairlift.server import http_protocol
 from engines import make_engine
 from http_harness import RunningServer, serving_engine
 
@@ -21,6 +22,14 @@ Load = Callable[..., LoadedModel]
 Serve = Callable[..., AbstractContextManager[RunningServer]]
 
 ENGINE_OPTIONS = {"num_blocks": 200, "num_swap_blocks": 50, "max_num_seqs": 32}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_servers() -> Iterator[None]:
+    """A machine that is stopped for a while makes no slow clients."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_protocol, "HEADER_TIMEOUT_S", 300.0)
+        yield
 
 
 @pytest.fixture(scope="session")

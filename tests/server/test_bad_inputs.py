@@ -6,7 +6,9 @@ empty as before.
 
 from __future__ import annotations
 
+import base64
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +85,27 @@ def test_no_json_object(server: RunningServer, path: str, name: str) -> None:
     assert answer.status == 400 and answer.error["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize("half", ["\\ud800", "\\udfff x", "\\ud800\\u0041"])
+def test_half_a_surrogate_pair_in_any_text(server: RunningServer, half: str) -> None:
+    text = f'"{half}"'
+    for path, name, value in (
+        (TEXT, "prompt", text),
+        (TEXT, "prompt", f"[{text}]"),
+        (TEXT, "stop", f"[{text}]"),
+        (TEXT, "user", text),
+        (TEXT, "metadata", f'{{"custom_id": {text}}}'),
+        (CHAT, "messages", f'[{{"role": "user", "content": {text}}}]'),
+        (
+            CHAT,
+            "messages",
+            f'[{{"role": "user", "content": [{{"type": "text", "text": {text}}}]}}]',
+        ),
+        (CHAT, "tools", f'[{{"type": "function", "function": {{"name": {text}}}}}]'),
+    ):
+        answer = server.post(path, with_field(path, name, value))
+        assert answer.status == 400 and answer.error["code"] == "invalid_json", name
+
+
 def test_too_many_members(server: RunningServer) -> None:
     answer = server.post(TEXT, b'{"prompt": [' + b"1," * 500_000 + b"1]}")
     assert answer.status == 400 and "members" in answer.error["message"]
@@ -118,6 +141,7 @@ NUMBERS = {
         '{"abc":1}', '{"-1":1}', '{"999999":1}', '{"1":101}', '{"1":NaN}', '{"1":"2"}', "[]",
         '{"1":true}', '{"1":1e999}', '{"1.5":1}', '{"٣":1}', "5",
         "{" + ",".join(f'"{i}":1' for i in range(2000)) + "}",
+        "{" + ",".join(f'"{i}":1' for i in range(100_000)) + "}",
     ],  # fmt: skip
     "bad_words": ["[1]", '[""]', '"x"', "{}"],
     "stream": ['"yes"', "1", "[]", '"true"'],
@@ -190,6 +214,8 @@ TEXT_ONLY = [
     ({"n": 2, "temperature": 0}, "n"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": ["a", 1]}, "prompt"),
     ({"prompt": [[1], "a"]}, "prompt"),
@@ -216,6 +242,14 @@ TEXT_ONLY = [
 def test_bad_text_completion(server: RunningServer, fields: dict[str, Any], param: str) -> None:
     answer = send(server, TEXT, fields)
     assert answer.status == 400 and (answer.error["param"] or "").startswith(param), answer.body
+
+
+def test_no_tokens_at_all_need_echo(server: RunningServer) -> None:
+    for fields, status in (({}, 400), ({"echo": True}, 200), ({"echo": True, "logprobs": 1}, 200)):
+        answer = send(server, TEXT, {"max_tokens": 0, **fields})
+        assert answer.status == status
+    assert answer.json["choices"][0]["text"] == "abc"
+    assert answer.json["usage"]["completion_tokens"] == 0
 
 
 def test_missing_fields(server: RunningServer) -> None:
@@ -323,6 +357,46 @@ def test_part_of_another_type_is_named(server: RunningServer) -> None:
     assert "image_url" in send(server, CHAT, {"messages": messages}).error["message"]
 
 
+def test_a_message_of_a_million_parts(server: RunningServer) -> None:
+    part = b'{"type":"text","text":"x"},'
+    start = b'{"model": "tiny", "messages": [{"role": "user", "content": ['
+    answer = server.post(CHAT, start + (part * 10**6)[:-1] + b"]}]}")
+    assert answer.status == 400, answer.body
+
+
+NOT_FETCHED = [
+    "http://127.0.0.1:{port}/x.png",
+    "http://ok.example\\@127.0.0.1:{port}/",
+    "http://ok.example@127.0.0.1:{port}/",
+    "file:///etc/passwd",
+    "gopher://127.0.0.1:{port}/",
+    "data:image/png;base64,",
+    "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40)).decode(),
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAw1AAAMNQCAYAAAA=",  # 50,000 x 50,000, it says
+    "data:image/gif;base64," + ",".join("A" * 4 for _ in range(10_000)),
+]
+
+
+@pytest.mark.parametrize("url", NOT_FETCHED, ids=[url[:32] for url in NOT_FETCHED])
+def test_no_url_is_ever_fetched(server: RunningServer, url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = url.replace("{port}", str(listener.getsockname()[1]))
+        for kind in ("image_url", "video_url", "input_audio", "file"):
+            part = {"type": kind, kind: {"url": url, "file_data": url, "data": url}}
+            answer = send(server, CHAT, {"messages": [{"role": "user", "content": [part]}]})
+            assert answer.status == 400 and answer.error["param"] == "messages[0].content"
+            assert url[:20] not in answer.error["message"]
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_image_above_the_cap_of_bodies(server: RunningServer) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 50_000_000}}
+    answer = send(server, CHAT, {"messages": [{"role": "user", "content": [part]}]})
+    assert answer.status in (400, 413)
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -342,21 +416,38 @@ def test_odd_messages_are_served(server: RunningServer, message: Any) -> None:
 
 # -- rows 26 to 32, 35, 36, 38: what is not served ---------------------------------------------
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def schema_format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
 REFUSED: list[dict[str, Any]] = [
     {"tools": [FUNCTION]},
     {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "((("}}}]},
     {"tools": "x"},
     {"tool_choice": "required", "tools": []},
     {"tool_choice": {"type": "function", "function": {"name": "g"}}},
+    {"tools": [FUNCTION, FUNCTION]},
+    {"tools": [{"type": "function", "function": {"name": "a b" * 100}}]},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "x://y"}}}]},
     {"functions": [{"name": "f"}]},
     {"response_format": {"type": "json_object"}},
     {"response_format": {"type": "json_schema"}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 123}}},
     {"response_format": {"type": "sound"}},
+    {"response_format": schema_format({"$ref": "#"})},
+    {"response_format": schema_format({"enum": []})},
+    {"response_format": schema_format({"enum": [str(i) for i in range(50_000)]})},
+    {"response_format": schema_format({"type": "array", "minItems": 10**9})},
+    {"response_format": schema_format({"multipleOf": 0})},
+    {"response_format": schema_format({"allOf": [{}] * 1000})},
     {"response_format": False},
     {"response_format": "json_object"},
     {"guided_json": {"type": "object"}},
     {"guided_regex": "(a+)+$"},
+    {"guided_regex": "((a{1,500}){1,500}){1,500}"},
+    {"guided_regex": "a" * 10**6},
     {"guided_grammar": "x"},
     {"structured_outputs": {"json": ""}},
     {"chat_template": "{{ ''.__class__ }}"},
@@ -381,6 +472,16 @@ def test_what_cannot_be_honoured_is_named(server: RunningServer, fields: dict[st
     answer = send(server, CHAT, fields)
     assert answer.status == 400 and answer.error["code"] == "unsupported_parameter"
     assert answer.error["param"] in fields
+
+
+@pytest.mark.parametrize("depth", [480, 2000])
+def test_deep_schemas(server: RunningServer, depth: int) -> None:
+    schema = '{"type":"object","properties":{"a":' * depth + "{}" + "}}" * depth
+    for name, value in (
+        ("response_format", f'{{"type":"json_schema","json_schema":{{"schema":{schema}}}}}'),
+        ("tools", f'[{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}]'),
+    ):
+        assert server.post(CHAT, with_field(CHAT, name, value)).status == 400
 
 
 BAD_CHAT: list[tuple[dict[str, Any], str]] = [

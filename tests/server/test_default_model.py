@@ -24,6 +24,19 @@ NUM_TOKENS = 24
 
 @pytest.mark.real_model
 @pytest.mark.timeout(300)
+def test_thousand_combining_marks_stay_as_they_are(
+    load_default_model: Callable[[str], LoadedModel],
+) -> None:
+    text = "e" + "\u0301" * 1000
+    with serving_engine(lambda: make_engine(load_default_model("native"))) as server:
+        fields = {"model": "tiny", "prompt": text, "max_tokens": 1, "echo": True}
+        answer = server.post("/v1/completions", fields, timeout_s=200)
+        assert answer.status == 200 and answer.json["choices"][0]["text"].startswith(text)
+        server.check_idle()
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(300)
 def test_text_over_http_is_the_text_offline(
     load_default_model: Callable[[str], LoadedModel],
 ) -> None:

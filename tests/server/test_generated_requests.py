@@ -21,7 +21,7 @@ from chairlift.server.protocol.field_policy import (
 )
 from http_harness import Answer, RunningServer, request_bytes
 
-NUM_EXAMPLES = 5000 if os.environ.get("CHAIRLIFT_FULL") else 300
+NUM_EXAMPLES = 1500 if os.environ.get("CHAIRLIFT_FULL") else 90
 PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
 FIELDS = sorted(
     {*ChatRequest.model_fields, *CompletionRequest.model_fields, *REFUSED_IN_CHAT}

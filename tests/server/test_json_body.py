@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chairlift.server import json_body
 from chairlift.server.errors import ApiError
-from chairlift.server.json_body import BodyLimits, read_json_object
+from chairlift.server.json_body import BodyLimits, parse_json_object, read_bytes
 
 LIMITS = BodyLimits(max_bytes=32 << 20)
 HEADERS = {b"content-type": b"application/json"}
@@ -27,7 +27,7 @@ def read(data: bytes, cuts: Sequence[int] = (), limits: BodyLimits = LIMITS) -> 
     async def receive() -> Any:
         return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
-    return asyncio.run(read_json_object(HEADERS, receive, limits=limits))
+    return parse_json_object(asyncio.run(read_bytes(HEADERS, receive, limits=limits)))
 
 
 def num_members(value: object) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import re
 import resource
 import signal
 import socket
@@ -53,6 +55,16 @@ class Process:
         with suppress(OSError):
             return self.call("GET", "/health").status == 200
         return False
+
+    def num_requests(self) -> int:
+        """Running and waiting."""
+        found = re.findall(
+            rb"^chairlift:num_requests_(?:running|waiting)(?:{.*})? (.+)$",
+            self.call("GET", "/metrics").body,
+            re.MULTILINE,
+        )
+        assert len(found) == 2
+        return int(sum(map(float, found)))
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -105,8 +117,7 @@ def test_sigterm_lets_all_streams_end(serve_process: Serve) -> None:
         ]
         for thread in threads:
             thread.start()
-        until(lambda: server.call("GET", "/health").status == 200)
-        time.sleep(0.3)
+        until(lambda: len(answers) + server.num_requests() >= 20)
         server.signal(signal.SIGTERM)
         refused: list[Answer] = []
         with suppress(OSError):
@@ -199,7 +210,7 @@ def test_few_file_descriptors(serve_process: Serve) -> None:
     """More clients than descriptors: some are refused, and afterwards all is as before."""
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
     with serve_process(preexec_fn=limit) as server:
         sockets = []
@@ -215,6 +226,13 @@ def test_few_file_descriptors(serve_process: Serve) -> None:
         for connection in sockets:
             connection.close()
         until(lambda: server.is_ready())
+        assert server.complete().status == 200
+
+
+@pytest.mark.timeout(180)
+def test_no_place_for_temporary_files(serve_process: Serve) -> None:
+    places = {name: "/proc" for name in ("TMPDIR", "TEMP", "TMP")}
+    with serve_process(env={**os.environ, **places}, cwd="/proc") as server:
         assert server.complete().status == 200
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from typing import Any
 
@@ -125,7 +127,7 @@ def test_error_after_the_first_token_is_an_event(serve: Any) -> None:
             )
             gate.let(3)
             received = b""
-            while received.count(b"data: ") < 2:
+            while b"data: " not in received:
                 received += connection.recv(4096)
             gate.fault = RuntimeError("for the test")
             gate.open()
@@ -169,7 +171,7 @@ def test_reader_that_never_reads_is_given_up(serve: Any) -> None:
         sockets = []
         for _ in range(8):
             connection = server.connect()
-            connection.setsockopt(__import__("socket").SOL_SOCKET, 8, 4096)  # SO_RCVBUF
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.sendall(request_bytes("/v1/completions", fields))
             sockets.append(connection)
         until(lambda: server.engine.has_unfinished_requests)
@@ -178,6 +180,43 @@ def test_reader_that_never_reads_is_given_up(serve: Any) -> None:
         server.check_idle()
         for connection in sockets:
             connection.close()
+
+
+@pytest.mark.timeout(600)
+def test_readers_that_never_read_hold_little_memory(serve: Any) -> None:
+    """Many at once, each owed far more than it may hold, and others are served meanwhile."""
+    num_readers = 200 if os.environ.get("CHAIRLIFT_FULL") else 20
+    with serve(slow_client_timeout=300.0, engine={"num_blocks": 4000}) as server:
+        expected = server.complete("control").json["choices"]
+        fields = {
+            "model": "tiny", "prompt": "abc", "max_tokens": 120, "stream": True,
+            "ignore_eos": True, "logprobs": 20, "n": 8, "temperature": 1.0,
+        }  # fmt: skip
+        owed = len(server.complete(**{**fields, "prompt": "abc"}).body)
+        gate = Gate(server.engine)
+        sockets = []
+        for _ in range(num_readers):
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(request_bytes("/v1/completions", fields))
+            sockets.append(connection)
+        until(lambda: server.serving.lifecycle.num_in_flight == num_readers, timeout_s=60)
+        gate.open()
+        until(lambda: not server.engine.has_unfinished_requests, timeout_s=400)
+
+        def held() -> list[int]:
+            connections = server.server.server_state.connections
+            return [one.transport.get_write_buffer_size() for one in connections]
+
+        assert server.complete("control").json["choices"] == expected
+        most = max(server.in_loop(held))
+        print(f"{most} bytes held at most for a reader that is owed {owed}")
+        assert most < owed / 2 and owed > 500_000
+        for connection in sockets:
+            connection.close()
+        until(lambda: not server.server.server_state.connections)
+        server.check_idle()
 
 
 def test_reader_that_pauses_gets_everything(server: RunningServer) -> None:

@@ -18,6 +18,8 @@ HEADER_TIMEOUT_S = 15.0
 MAX_DROPPED_BYTES = 64 * 2**20
 DROP_TIMEOUT_S = 15.0
 """How much of a body that is answered already may still come, and for how long."""
+MAX_CHUNKS = 65_536
+"""Of a body: each costs the event loop more than its bytes do."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a closed connection may take to deliver what is still to be sent."""
 
@@ -54,6 +56,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        # After a reset as well: the timer would keep the last request in memory.
+        self._unset_keepalive_if_required()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -75,7 +79,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_header = True
-        self._size_of_headers = 0
+        self._size_of_headers = self._num_chunks = 0
         self.scope["chairlift.abort_connection"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
@@ -93,6 +97,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        if self._num_chunks > MAX_CHUNKS:
+            raise _TooManyChunks
 
     def on_body(self, body: bytes) -> None:
         if self.cycle is not None and self.cycle.response_complete:
@@ -131,7 +140,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         has_too_many = bool(self.headers) and len(self.headers) >= MAX_HEADER_LINES
         return self._is_in_header and (has_too_many or self._size_of_headers > MAX_HEADER_BYTES)
 
-    _size_of_headers = 0
+    _size_of_headers = _num_chunks = 0
 
     def _start_header_timer(self) -> None:
         self._timer = self.loop.call_later(HEADER_TIMEOUT_S, self._header_is_late)
@@ -173,6 +182,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _abort_later(self) -> None:
         self.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
+
+
+class _TooManyChunks(Exception):
+    """Ends the parsing as well."""
 
 
 class _HeaderTooLarge(Exception):

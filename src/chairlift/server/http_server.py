@@ -28,6 +28,9 @@ DEFAULT_MAX_CONNECTIONS = 4096
 _SPARE_FILES = 64
 """Descriptors for everything that is no connection."""
 _BACKLOG = 2048
+_SEND_BUFFER_BYTES = 128 * 1024
+"""Of the system's memory for a client that does not read; by itself it would take megabytes.
+Accepted sockets have it from the one that listens."""
 _ABORT_GRACE_S = 2.0
 _KEEP_ALIVE_S = 75
 _CLOSING_S = 3
@@ -38,6 +41,7 @@ def open_socket(config: ServerConfig) -> socket.socket:
     """Take the address, before anything else costs time.  Raises `ConfigError`."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(socket.AF_UNIX if config.uds is not None else family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     try:
         if config.uds is not None:
             _bind_unix(listener, Path(config.uds))
@@ -110,6 +114,7 @@ class HttpServer(uvicorn.Server):
                 f"cannot use the certificate or its key: {error}", field="ssl_certfile"
             ) from None
         self.listener = open_socket(config)
+        self._address = address_of(self.listener, config)
 
     def run_until_stopped(self) -> Exception | None:
         """Serve; returns what made serving impossible, if anything did."""
@@ -160,7 +165,7 @@ class HttpServer(uvicorn.Server):
         if supervisor.state == "running":
             with contextlib.suppress(ApiError):  # it may have gone again
                 self.serving.engine()  # what is to be known of the model, before it is asked for
-            logger.info("ready: %s", address_of(self.listener, self.serving.config))
+            logger.info("ready: %s", self._address)
         elif supervisor.state == "restarting":
             self.serving.metrics.engine_rebuilt()
         elif supervisor.state == "dead" and supervisor.num_rebuilds == 0:

@@ -94,22 +94,22 @@ class BodyBudget:
             self._num_bytes -= num_taken
 
 
-async def read_json_object(
+async def read_bytes(
     headers: Mapping[bytes, bytes],
     receive: Receive,
     *,
     limits: BodyLimits,
     take: Callable[[int], None] = lambda num_bytes: None,
-) -> JsonObject:
-    """The JSON object that a request brings.  Raises `ApiError` and `ClientClosed`.
+) -> bytearray:
+    """The body of a request.  Raises `ApiError` and `ClientClosed`.
 
     `take` is told of bytes as they come, and may refuse them.
     """
     _check_headers(headers, limits)
-    return parse_json_object(await _read(receive, limits, take))
+    return await _read(receive, limits, take)
 
 
-def parse_json_object(data: bytes) -> JsonObject:
+def parse_json_object(data: bytes | bytearray) -> JsonObject:
     """Raises `ApiError` unless `data` is one JSON object of bounded depth and size."""
     if not data:
         raise _invalid("the body is empty; it must be a JSON object")
@@ -216,8 +216,8 @@ class _Scan:
         return part.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
-async def _read(receive: Receive, limits: BodyLimits, take: Callable[[int], None]) -> bytes:
-    parts: list[bytes] = []
+async def _read(receive: Receive, limits: BodyLimits, take: Callable[[int], None]) -> bytearray:
+    data = bytearray()  # grows in place: joining parts would keep the event loop waiting
     scan = _Scan(limits)
     try:
         async with asyncio.timeout(TOTAL_TIMEOUT_S):
@@ -229,9 +229,9 @@ async def _read(receive: Receive, limits: BodyLimits, take: Callable[[int], None
                 part = message.get("body", b"")
                 scan.see(part)
                 take(len(part))
-                parts.append(part)
+                data += part
                 if not message.get("more_body", False):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
+                    return data
     except TimeoutError:
         raise too_slow("the body did not arrive in time") from None
 

@@ -68,6 +68,7 @@ class Recorder:
         finally:
             self._metrics.request_finished(exchange)
             self._log_line(exchange)
+            exchange.outputs = ()  # an idle connection keeps its last exchange
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from starlette.types import Receive
 
@@ -13,7 +14,7 @@ from chairlift.engine.input_processor import ProcessedInput, Prompt
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.errors import bad_request
 from chairlift.server.exchange import Exchange
-from chairlift.server.json_body import BodyLimits, JsonObject, read_json_object
+from chairlift.server.json_body import BodyLimits, JsonObject, parse_json_object, read_bytes
 from chairlift.server.protocol.field_policy import IsNeutral, ignored_fields
 from chairlift.server.protocol.sampling_fields import SamplingFields
 from chairlift.server.protocol.strict_model import StrictModel
@@ -22,19 +23,40 @@ from chairlift.server.serving import Serving
 
 logger = logging.getLogger("chairlift")
 
+LARGE_BODY_BYTES = 64 * 1024
+"""From here on a body is parsed and checked off the event loop."""
+
+T = TypeVar("T")
+
 
 @asynccontextmanager
 async def read_body(
-    serving: Serving, exchange: Exchange, receive: Receive, limits: BodyLimits
-) -> AsyncIterator[JsonObject]:
-    """The request's JSON object, to be let go with the block.
+    serving: Serving,
+    exchange: Exchange,
+    receive: Receive,
+    limits: BodyLimits,
+    understand: Callable[[JsonObject], T],
+) -> AsyncIterator[T]:
+    """What `understand` makes of the request's JSON object, to be let go with the block.
 
     Raises `ApiError` and `ClientClosed`.
     """
     with serving.bodies.share() as take:
-        body = await read_json_object(exchange.headers, receive, limits=limits, take=take)
-        exchange.is_body_pending = False
-        yield body
+        yield await _understood(
+            serving,
+            await read_bytes(exchange.headers, receive, limits=limits, take=take),
+            exchange,
+            understand,
+        )
+
+
+async def _understood(
+    serving: Serving, data: bytearray, exchange: Exchange, understand: Callable[[JsonObject], T]
+) -> T:
+    exchange.is_body_pending = False
+    if len(data) < LARGE_BODY_BYTES:
+        return understand(parse_json_object(data))
+    return await serving.in_text_thread(lambda: understand(parse_json_object(data)))
 
 
 def book_fields(

@@ -96,6 +96,8 @@ class StreamSweeper:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_SWEEP_S)
-            now_s = loop.time()
-            for stream in tuple(self._streams):
-                stream.sweep(now_s, ping_s=self._ping_s, stall_s=self._stall_s)
+            self._sweep(loop.time())
+
+    def _sweep(self, now_s: float) -> None:
+        for stream in tuple(self._streams):
+            stream.sweep(now_s, ping_s=self._ping_s, stall_s=self._stall_s)

@@ -12,7 +12,7 @@ from chairlift.server.chat_format import ChatFormat
 from chairlift.server.disconnect import until_disconnect
 from chairlift.server.exchange import Exchange, exchange_of, new_id
 from chairlift.server.generation import Job, answer, deadline_of
-from chairlift.server.json_body import BodyLimits
+from chairlift.server.json_body import BodyLimits, JsonObject
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.field_policy import REFUSED_IN_CHAT
 from chairlift.server.protocol.strict_model import parse
@@ -48,9 +48,7 @@ class ChatCompletions:
         """What is to be done; the request's text itself is let go."""
         serving = self._serving
         limits = BodyLimits.of_one_text(serving.config.max_body_size, served.max_prompt_chars)
-        async with read_body(serving, exchange, receive, limits) as body:
-            request = parse(ChatRequest, body)
-            request.check()
+        async with read_body(serving, exchange, receive, limits, _understand) as request:
             served.check_name(request.model)
             without_effect = _without_effect(request, served)
             book_fields(serving, exchange, request, REFUSED_IN_CHAT, without_effect)
@@ -76,6 +74,12 @@ class ChatCompletions:
             priority=request.priority,
             deadline_s=deadline_s,
         )
+
+
+def _understand(body: JsonObject) -> ChatRequest:
+    request = parse(ChatRequest, body)
+    request.check()
+    return request
 
 
 def _process(

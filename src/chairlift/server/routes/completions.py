@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -49,10 +50,8 @@ class Completions:
         """What is to be done; the request's text itself is let go."""
         serving = self._serving
         limits = BodyLimits.of_many_texts(serving.config.max_body_size, served.max_prompt_chars)
-        async with read_body(serving, exchange, receive, limits) as body:
-            _fill_prompt(body, served)
-            request = parse(CompletionRequest, body)
-            request.check()
+        understand = partial(_understand, served)
+        async with read_body(serving, exchange, receive, limits, understand) as request:
             served.check_name(request.model)
             book_fields(serving, exchange, request, REFUSED_IN_COMPLETIONS, ())
             serving.metrics.request_received(exchange)
@@ -78,6 +77,13 @@ class Completions:
             priority=request.priority,
             deadline_s=deadline_s,
         )
+
+
+def _understand(served: ServedModel, body: JsonObject) -> CompletionRequest:
+    _fill_prompt(body, served)
+    request = parse(CompletionRequest, body)
+    request.check()
+    return request
 
 
 def _fill_prompt(body: JsonObject, served: ServedModel) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.types import Receive, Scope, Send
 
 from chairlift.server.errors import bad_request
@@ -17,7 +19,7 @@ from chairlift.server.protocol.tokenize import (
     TokenizerInfo,
 )
 from chairlift.server.request_reading import book_unknown, read_body
-from chairlift.server.responses import send_model
+from chairlift.server.responses import send_bytes, send_model
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 
@@ -33,14 +35,15 @@ class Tokenize:
         exchange.endpoint = "tokenize"
         _, served = serving.engine()
         limits = BodyLimits.of_one_text(serving.config.max_body_size, served.max_prompt_chars)
-        async with read_body(serving, exchange, receive, limits) as body:
-            request = parse(TokenizeRequest, body)
-        if (request.prompt is None) == (request.messages is None):
-            raise bad_request("give either prompt or messages", param="prompt")
-        if request.model is not None:
-            served.check_name(request.model)
-        book_unknown(serving, exchange, request)
-        await send_model(send, await serving.in_text_thread(_tokenize, request, served))
+        understand = partial(parse, TokenizeRequest)
+        async with read_body(serving, exchange, receive, limits, understand) as request:
+            if (request.prompt is None) == (request.messages is None):
+                raise bad_request("give either prompt or messages", param="prompt")
+            if request.model is not None:
+                served.check_name(request.model)
+            book_unknown(serving, exchange, request)
+            answer = await serving.in_text_thread(_tokenize, request, served)
+        await send_bytes(send, 200, answer)
 
 
 class Detokenize:
@@ -54,18 +57,13 @@ class Detokenize:
         exchange.endpoint = "detokenize"
         _, served = serving.engine()
         limits = BodyLimits(max_bytes=serving.config.max_body_size)
-        async with read_body(serving, exchange, receive, limits) as body:
-            request = parse(DetokenizeRequest, body)
-        if request.model is not None:
-            served.check_name(request.model)
-        book_unknown(serving, exchange, request)
-        if any(token_id >= served.vocab_size for token_id in request.tokens):
-            raise bad_request(
-                f"tokens must be below {served.vocab_size}: one is out of vocabulary",
-                param="tokens",
-            )
-        text = await serving.in_text_thread(_decode, request.tokens, served)
-        await send_model(send, DetokenizeAnswer(prompt=text))
+        understand = partial(parse, DetokenizeRequest)
+        async with read_body(serving, exchange, receive, limits, understand) as request:
+            if request.model is not None:
+                served.check_name(request.model)
+            book_unknown(serving, exchange, request)
+            answer = await serving.in_text_thread(_detokenize, request.tokens, served)
+        await send_bytes(send, 200, answer)
 
 
 class GetTokenizerInfo:
@@ -91,7 +89,8 @@ class GetTokenizerInfo:
         await send_model(send, info)
 
 
-def _tokenize(request: TokenizeRequest, served: ServedModel) -> TokenizeAnswer:
+def _tokenize(request: TokenizeRequest, served: ServedModel) -> bytes:
+    """The answer as JSON: it may hold as many small objects as the prompt has tokens."""
     if request.messages is not None:
         _, ids = served.encode_messages(
             request.messages, add_generation_prompt=request.add_generation_prompt
@@ -101,10 +100,16 @@ def _tokenize(request: TokenizeRequest, served: ServedModel) -> TokenizeAnswer:
         served.check_length(text)
         ids = served.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
     names = [token_name(served.tokenizer, i) for i in ids] if request.return_token_strs else None
-    return TokenizeAnswer(
+    answer = TokenizeAnswer(
         count=len(ids), max_model_len=served.max_model_len, tokens=ids, token_strs=names
     )
+    return answer.model_dump_json().encode("utf-8")
 
 
-def _decode(ids: list[int], served: ServedModel) -> str:
-    return served.tokenizer.decode(ids, skip_special_tokens=False)
+def _detokenize(ids: list[int], served: ServedModel) -> bytes:
+    if max(ids, default=0) >= served.vocab_size:
+        raise bad_request(
+            f"tokens must be below {served.vocab_size}: one is out of vocabulary", param="tokens"
+        )
+    text = served.tokenizer.decode(ids, skip_special_tokens=False)
+    return DetokenizeAnswer(prompt=text).model_dump_json().encode("utf-8")
