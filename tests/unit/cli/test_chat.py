@@ -64,7 +64,7 @@ def test_a_message_that_is_too_long_leaves_the_conversation_as_it_was(
 ) -> None:
     code, out, err = _chat(cli, small, monkeypatch, f"{'x' * 4000}\nhi\n")
     assert (code, out) == (0, _answer(llm, "hi") + "\n")
-    assert err.startswith("error: the prompt has") and "/reset" in err
+    assert err.startswith("error: the prompt of ") and "/reset" in err
 
 
 def test_a_model_without_a_template_is_refused(cli, small, monkeypatch) -> None:

@@ -93,7 +93,7 @@ def test_the_start_tells_what_was_decided_unless_quiet(cli, small) -> None:
 def test_a_prompt_beyond_the_context_is_one_line(cli, small) -> None:
     code, out, err = cli("generate", "x" * 5000, *small, "--quiet")
     assert (code, out) == (2, "")
-    assert err.startswith("error: the prompt has") and err.count("\n") == 1
+    assert err.startswith("error: the prompt of ") and err.count("\n") == 1
 
 
 def test_the_trace_is_written(cli, small, tmp_path: Path) -> None:
