@@ -7,6 +7,7 @@ from typing import Any
 from starlette.routing import Route
 
 from chairlift.events import StepRecord
+from chairlift.outputs import RequestOutput
 from chairlift.server.app import create_app
 from chairlift.server.exchange import Exchange
 from chairlift.server.metrics_hooks import MetricsHooks
@@ -22,6 +23,8 @@ class Recorder(MetricsHooks):
         self.received: list[str] = []
         self.rejected: list[tuple[str, str]] = []
         self.finished: list[Exchange] = []
+        self.outputs: list[list[RequestOutput]] = []
+        """Of each that has finished: an exchange lets go of them afterwards."""
         self.steps: list[StepRecord] = []
         self.num_rebuilds = 0
 
@@ -32,6 +35,7 @@ class Recorder(MetricsHooks):
         self.rejected.append((exchange.endpoint, cause))
 
     def request_finished(self, exchange: Exchange) -> None:
+        self.outputs.append(list(exchange.outputs))
         self.finished.append(exchange)
 
     def step_done(self, record: StepRecord) -> None:
@@ -58,11 +62,12 @@ def test_requests_and_steps_are_told(serve: Any) -> None:
     ]
     assert [exchange.status for exchange in hooks.finished] == [200, 200, 400, 404, 404]
     counts = [
-        [len(choice.token_ids) for output in exchange.outputs for choice in output.outputs]
-        for exchange in hooks.finished[:2]
+        [len(choice.token_ids) for output in outputs for choice in output.outputs]
+        for outputs in hooks.outputs[:2]
     ]
     assert counts == [[4], [3, 3]]
-    first = next(iter(hooks.finished[0].outputs))
+    assert not any(exchange.outputs for exchange in hooks.finished)
+    first = hooks.outputs[0][0]
     assert first.metrics.queue_s is not None and first.metrics.prefill_s is not None
     assert sum(record.num_sampled_tokens for record in hooks.steps) == 10
 
