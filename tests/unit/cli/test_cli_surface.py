@@ -188,7 +188,6 @@ SURFACE = {
         "--log-prompts/--no-log-prompts",
         "--max-body-size",
         "--max-connections",
-        "--key-weight",
         "--max-queued-requests",
         "--max-queued-requests-per-key",
         "--max-queued-tokens",
