@@ -63,7 +63,7 @@ def test_a_fresh_install_is_small_and_generates_without_torch(
     source = tmp_path / "source"
     source.mkdir()
     # The optimised kernels are what all other tests run on; here they would cost a minute.
-    quick = "--config-settings=cmake.build-type=Debug"
+    quick = "--config-settings=cmake.build-type=None"
     installed = run(python, "-m", "pip", "install", quick, copy_of_tree(source), cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr[-2000:]
     packages = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
