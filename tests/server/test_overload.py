@@ -46,10 +46,14 @@ class TimedExecutor:
     """Takes its time on a clock that stands still otherwise."""
 
     clock: ManualClock
+    unevenness: float = 0.0
+    """0: the same time for the same work; 0.5: half or one and a half of it, for seconds on end."""
     overlap_depth: int = 0
 
     def submit(self, output: SchedulerOutput) -> FinishedStep:
-        self.clock.advance(STEP_S + TOKEN_S * output.num_tokens)
+        is_slow = int(self.clock.now() / 3.0) % 2
+        pace = 1.0 + (self.unevenness if is_slow else -self.unevenness)
+        self.clock.advance(pace * (STEP_S + TOKEN_S * output.num_tokens))
         token = SampledToken(token_id=1)
         members = output.scheduled
         return FinishedStep(
@@ -75,7 +79,11 @@ class Server:
     """A queue, an engine behind it, and clients that come at random times."""
 
     def __init__(
-        self, *, max_num_seqs: int = 256, weights: Mapping[str, int] | None = None
+        self,
+        *,
+        max_num_seqs: int = 256,
+        weights: Mapping[str, int] | None = None,
+        unevenness: float = 0.0,
     ) -> None:
         self.clock = ManualClock()
         scheduler = Scheduler(
@@ -84,7 +92,7 @@ class Server:
         )
         if weights is not None:
             scheduler.share_fairly(weights)
-        self.core = EngineCore(scheduler, TimedExecutor(self.clock), self.clock)
+        self.core = EngineCore(scheduler, TimedExecutor(self.clock, unevenness), self.clock)
         limits = QueueLimits(max_requests=512, max_tokens=262_144)
         self.queue = BoundedQueue(limits, weights=weights, now=self.clock.now)
         self.core.recorder.listen(self.queue.step_done)
@@ -225,3 +233,13 @@ def test_answer_says_that_there_is_no_time(serve: Any) -> None:
             assert patient.result().status == 200 == timeless.result().status
             assert first.result().status == 200
         server.check_idle()
+
+
+def test_uneven_engine_teaches_caution() -> None:
+    """Half or one and a half of its pace for seconds on end: few are late, and goodput stays."""
+    server = Server(unevenness=0.5)
+    peak = Server(unevenness=0.5).run({"": CAPACITY}).goodput
+    outcome = server.run({"": 10 * CAPACITY})
+    assert outcome.goodput >= 0.9 * peak > 0
+    assert server.queue._margin < 0.8
+    assert outcome.num_late <= 0.25 * outcome.goodput * RUN_S / OUTPUT

@@ -23,8 +23,10 @@ from chairlift.server.queue_rate import MAX_RETRY_AFTER_S, QueueRate
 from chairlift.server.queue_room import QueueLimits, Room
 from chairlift.server.service_estimate import ServiceEstimate
 
-_MARGIN = 0.8
-"""Share of the time left that an answer may be expected to take."""
+_MIN_MARGIN, _MAX_MARGIN = 0.4, 0.8
+"""Share of the time left that an answer may be expected to take: less where many come late."""
+_LATE_FACTOR, _IN_TIME_STEP = 0.97, 0.001
+"""What a late answer makes of the margin, and what one in time adds: about 5 % may be late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,7 @@ class BoundedQueue:
         self._num_tokens = 0
         self._rate = QueueRate()
         self._estimate = ServiceEstimate()
+        self._margin = _MAX_MARGIN
 
     @property
     def num_waiting(self) -> int:
@@ -168,6 +171,8 @@ class BoundedQueue:
             line.num_completions -= arrival.num_completions
             if not line.num_completions:
                 del self._lines[arrival.key_name]
+            if arrival.deadline_s is not None:
+                self._book_end(is_late=self._now() >= arrival.deadline_s)
 
     def step_done(self, record: StepRecord) -> None:
         self._estimate.step_done(record)
@@ -254,12 +259,19 @@ class BoundedQueue:
             num_waiting=line.num_requests / share,
         )
         left_s = deadline_s - self._now()
-        if needed_s > _MARGIN * left_s > 0:
+        if needed_s > self._margin * left_s > 0:
             raise deadline_unreachable(
                 f"at the measured rate the answer would take about {needed_s:.1f} s, and"
                 f" {left_s:.1f} s are left",
-                min(MAX_RETRY_AFTER_S, math.ceil(needed_s - _MARGIN * left_s)),
+                min(MAX_RETRY_AFTER_S, math.ceil(needed_s - self._margin * left_s)),
             )
+
+    def _book_end(self, *, is_late: bool) -> None:
+        """Estimates are wrong where the machine is uneven: learn by how much."""
+        if is_late:
+            self._margin = max(_MIN_MARGIN, self._margin * _LATE_FACTOR)
+        else:
+            self._margin = min(_MAX_MARGIN, self._margin + _IN_TIME_STEP)
 
     @property
     def _is_shared(self) -> bool:
