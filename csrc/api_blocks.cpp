@@ -71,7 +71,6 @@ int32_t run_attention(chairlift_pool* pool, const chairlift_attention_block& blo
 }
 
 int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& block) {
-  if (!all_aligned(&block)) return invalid("attention_block: a pointer is not aligned");
   if (block.struct_size != static_cast<int64_t>(sizeof(block))) {
     return invalid("attention_block: the caller was built for another version");
   }
@@ -94,7 +93,6 @@ int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& b
 }
 
 int32_t mlp_block(chairlift_pool* pool, const chairlift_mlp_block& block) {
-  if (!all_aligned(&block)) return invalid("mlp_block: a pointer is not aligned");
   if (block.struct_size != static_cast<int64_t>(sizeof(block))) {
     return invalid("mlp_block: the caller was built for another version");
   }
@@ -118,6 +116,9 @@ extern "C" int32_t chairlift_run_blocks(chairlift_pool* pool, const chairlift_bl
     const chairlift_block& block = blocks[i];
     if (!block.attention == !block.mlp) {
       return invalid("run_blocks: a block must be one or the other");
+    }
+    if (!chairlift::all_aligned(block.attention, block.mlp)) {
+      return invalid("run_blocks: a pointer is not aligned");
     }
     const int32_t status = block.attention ? chairlift::attention_block(pool, *block.attention)
                                            : chairlift::mlp_block(pool, *block.mlp);
