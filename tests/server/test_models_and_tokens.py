@@ -99,3 +99,6 @@ def test_openapi_document_is_whole(server: RunningServer) -> None:
         for method in operations:
             answer = server.call(method.upper(), path.replace("{id}", "tiny"))
             assert answer.status not in (404, 405), path
+            if answer.status == 200:
+                kinds = operations[method]["responses"]["200"]["content"]
+                assert answer.headers["content-type"].split(";")[0] in kinds, path

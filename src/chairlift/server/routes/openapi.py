@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -80,7 +81,7 @@ def openapi_document() -> Schema:
             "/ready": _get(None),
             "/ping": _get(None),
             "/version": _get(None),
-            "/metrics": _get(None),
+            "/metrics": _get(None, kinds=("text/plain", "application/openmetrics-text")),
             "/openapi.json": _get(None),
         },
         "components": {
@@ -106,9 +107,14 @@ def _post(
     return {"post": operation}
 
 
-def _get(answer: type[BaseModel] | None, *, parameter: str | None = None) -> Schema:
+def _get(
+    answer: type[BaseModel] | None,
+    *,
+    parameter: str | None = None,
+    kinds: Sequence[str] = ("application/json",),
+) -> Schema:
     schema = {} if answer is None else _reference(answer)
-    content = {"application/json": {"schema": schema}}
+    content = {kind: {"schema": schema} for kind in kinds}
     operation: Schema = {
         "responses": {"200": {"description": "Success.", "content": content}, **_errors()}
     }
