@@ -288,4 +288,4 @@ def test_half_closed_connection_counts_as_gone(server: RunningServer) -> None:
     with server.connect() as connection:
         connection.sendall(request_bytes("/v1/completions", {**BODY, "max_tokens": 90}))
         connection.shutdown(socket.SHUT_WR)
-        read_all(connection)
+        assert status_of(read_all(connection)) != 200
