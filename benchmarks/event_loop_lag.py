@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rivals.served import served
+from rivals.served import served, split_flags
 
 GOAL_MS = 20.0
 PAUSE_S = 0.002
@@ -114,9 +114,7 @@ def share(values: list[float], part: float) -> float:
 
 
 def main() -> None:
-    words, flags = sys.argv[1:], []
-    if "--" in words:
-        words, flags = words[: words.index("--")], words[words.index("--") + 1 :]
+    words, flags = split_flags(sys.argv[1:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rivals.served import STOP_SECONDS, free_port
+from rivals.served import STOP_SECONDS, free_port, split_flags
 
 GOAL_S = 3.0
 LIMIT_S = 120.0
@@ -110,9 +110,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def main() -> None:
-    words, flags = sys.argv[1:], []
-    if "--" in words:
-        words, flags = words[: words.index("--")], words[words.index("--") + 1 :]
+    words, flags = split_flags(sys.argv[1:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -15,6 +15,13 @@ START_SECONDS = 600  # vLLM compiles
 STOP_SECONDS = 60
 
 
+def split_flags(words: list[str]) -> tuple[list[str], list[str]]:
+    """Own words, and behind `--` those of the server."""
+    if "--" not in words:
+        return words, []
+    return words[: words.index("--")], words[words.index("--") + 1 :]
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
