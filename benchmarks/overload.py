@@ -22,7 +22,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from rivals.served import served  # noqa: E402
+from rivals.served import served, split_flags  # noqa: E402
 
 from chairlift.bench.serve.load_config import LoadConfig  # noqa: E402
 from chairlift.bench.serve.load_report import LoadReport  # noqa: E402
@@ -96,7 +96,7 @@ def overload(base_url: str, asked: argparse.Namespace, load: float, rate: float)
 
 
 def main() -> None:
-    words, _, flags = split_at(sys.argv[1:], "--")
+    words, flags = split_flags(sys.argv[1:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -132,12 +132,6 @@ def main() -> None:
         result = {"work": asked.work, "deadline_s": asked.deadline, "flags": flags}
         result |= {"capacity_requests_per_second": rate, "kept": kept, "loads": results}
         asked.output_json.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def split_at(words: list[str], mark: str) -> tuple[list[str], list[str], list[str]]:
-    """As `str.partition` does."""
-    at = words.index(mark) if mark in words else len(words)
-    return words[:at], words[at : at + 1], words[at + 1 :]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from rivals.served import served  # noqa: E402
+from rivals.served import served, split_flags  # noqa: E402
 
 from chairlift.bench.serve.load_config import LoadConfig  # noqa: E402
 from chairlift.bench.serve.load_report import LoadReport  # noqa: E402
@@ -109,7 +109,7 @@ def figures(values: list[float]) -> str:
 
 
 def main() -> None:
-    words, _, flags = split_at(sys.argv[1:], "--")
+    words, flags = split_flags(sys.argv[1:])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -121,12 +121,6 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |", flush=True)
     for workload in asked.workloads:
         compare(workload, flags, asked.rounds)
-
-
-def split_at(words: list[str], mark: str) -> tuple[list[str], list[str], list[str]]:
-    """As `str.partition` does."""
-    at = words.index(mark) if mark in words else len(words)
-    return words[:at], words[at : at + 1], words[at + 1 :]
 
 
 if __name__ == "__main__":
