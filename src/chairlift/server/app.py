@@ -27,6 +27,10 @@ from chairlift.server.routes.openapi import OpenApi
 from chairlift.server.routes.tokenize import Detokenize, GetTokenizerInfo, Tokenize
 from chairlift.server.server_config import ServerConfig
 from chairlift.server.serving import Serving
+from chairlift.server.wire import Wire
+
+WIRES: dict[str, Wire] = {}
+"""Dialects other than OpenAI's, by the paths below which they are spoken."""
 
 
 def create_app(
@@ -49,7 +53,7 @@ def create_app(
         serving.tracer.trace(exchange)
         log_line(exchange)
 
-    return Recorder(known_host, metrics=serving.metrics, log_line=record)
+    return Recorder(known_host, metrics=serving.metrics, log_line=record, wires=WIRES)
 
 
 def _routes(serving: Serving) -> list[BaseRoute]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.server.chat_job import ChatWork
 from chairlift.server.logprobs import chat_logprobs
 from chairlift.server.protocol.chat import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
-    ChatRequest,
     ChoiceLogprobs,
 )
 from chairlift.server.protocol.usage import Usage, usage_of
@@ -37,13 +37,14 @@ class ChatFormat:
 
     def __init__(
         self,
-        request: ChatRequest,
+        work: ChatWork,
         served: ServedModel,
         *,
         id: str,
         created: int,
         has_timings: bool,
     ) -> None:
+        request = work.request
         self._id = id
         self._created = created
         self._served = served

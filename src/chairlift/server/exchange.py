@@ -12,6 +12,7 @@ from typing import Any, cast
 from starlette.types import Scope
 
 from chairlift.outputs import RequestOutput
+from chairlift.server.wire import OPENAI, Wire
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -30,6 +31,8 @@ class Exchange:
     client: str
     headers: dict[bytes, bytes]
     """The first of each name."""
+    wire: Wire = OPENAI
+    """The dialect that its answer is written in."""
     started_s: float = field(default_factory=time.monotonic)
     key_name: str = ""
     """Whose API key it came with; empty without keys."""

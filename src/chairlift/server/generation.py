@@ -32,7 +32,7 @@ from chairlift.server.errors import (
 from chairlift.server.exchange import Exchange
 from chairlift.server.responses import send_bytes
 from chairlift.server.serving import Serving
-from chairlift.server.sse import DONE, PING, EventStream
+from chairlift.server.sse import EventStream
 
 TIMEOUT_HEADER = b"x-request-timeout"
 MAX_TIMEOUT_S = 1e9
@@ -157,7 +157,9 @@ async def _send_whole(
 async def _stream(
     serving: Serving, exchange: Exchange, job: Job, reader: OutputReader, send: Send
 ) -> None:
-    async with _swept(serving, EventStream(send, nudge=reader.nudge)) as stream:
+    wire = exchange.wire
+    new = EventStream(send, nudge=reader.nudge, headers=wire.stream_headers)
+    async with _swept(serving, new) as stream:
         try:
             await _write_chunks(exchange, job, reader, stream)
         except (ApiError, RequestError, EngineDeadError) as error:
@@ -165,7 +167,7 @@ async def _stream(
                 raise
             api_error = _told(serving, error)
             exchange.error_code = api_error.code
-            await stream.fail(api_error)
+            await stream.write(wire.error_event(api_error) + wire.end, is_last=True)
 
 
 async def _write_chunks(
@@ -177,7 +179,8 @@ async def _write_chunks(
     while not reader.is_finished:
         outputs = await reader.get()
         if not outputs:
-            await stream.write(PING)
+            if exchange.wire.ping:
+                await stream.write(exchange.wire.ping)
             continue
         data = b""
         for output in outputs:
@@ -186,7 +189,7 @@ async def _write_chunks(
                 check_output(output, exchange)
             data += chunks(output)
         if reader.is_finished:
-            data += job.format.last_chunks(list(newest.values())) + DONE
+            data += job.format.last_chunks(list(newest.values())) + exchange.wire.end
             await stream.write(data, is_last=True)
         elif data:
             await stream.write(data)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
@@ -28,6 +29,7 @@ from chairlift.server.errors import (
 from chairlift.server.exchange import Exchange, attach, exchange_of
 from chairlift.server.metrics_hooks import MetricsHooks
 from chairlift.server.responses import send_bytes, send_error
+from chairlift.server.wire import Wire, wire_of
 
 logger = logging.getLogger("chairlift")
 
@@ -36,6 +38,7 @@ _SLASHES = re.compile("/{2,}")
 _MAX_DROPPED_BYTES = 64 * 2**20
 """The rest of a body up to this is read and dropped: who still sends could not read our answer."""
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_NO_WIRES: Mapping[str, Wire] = MappingProxyType({})
 
 LogLine = Callable[[Exchange], None]
 
@@ -43,8 +46,17 @@ LogLine = Callable[[Exchange], None]
 class Recorder:
     """Names the request, turns whatever happens into an answer, and books how it ended."""
 
-    def __init__(self, app: ASGIApp, *, metrics: MetricsHooks, log_line: LogLine) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: MetricsHooks,
+        log_line: LogLine,
+        wires: Mapping[str, Wire] = _NO_WIRES,
+    ) -> None:
+        """`wires`: dialects other than OpenAI's, by the paths below which they are spoken."""
         self._app = app
+        self._wires = wires
         self._metrics = metrics
         self._log_line = log_line
 
@@ -53,6 +65,7 @@ class Recorder:
             raise RuntimeError(f"there is no {scope['type']} here")
         scope["path"] = _plain_path(scope["path"])
         exchange = Exchange.from_scope(scope)
+        exchange.wire = wire_of(exchange.path, self._wires)
         attach(scope, exchange)
 
         def send_named(message: Message) -> Awaitable[None]:
@@ -97,7 +110,7 @@ class Recorder:
         elif error.status == 405 and exchange.method == "OPTIONS":
             await send_bytes(send, 204, b"", error.headers)
         else:
-            await send_error(send, error)
+            await send_error(send, error, exchange.wire)
 
 
 def _has_long_body(exchange: Exchange) -> bool:

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from starlette.types import Send
 
 from chairlift.server.errors import ApiError
+from chairlift.server.wire import Wire
 
 JSON = (b"content-type", b"application/json")
 
@@ -26,5 +27,6 @@ async def send_model(send: Send, answer: BaseModel) -> None:
     await send_bytes(send, 200, answer.model_dump_json().encode("utf-8"))
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    await send_bytes(send, error.status, error.body(), [JSON, *error.headers])
+async def send_error(send: Send, error: ApiError, wire: Wire) -> None:
+    status, body = wire.error(error)
+    await send_bytes(send, status, body, [JSON, *error.headers])

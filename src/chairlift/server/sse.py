@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.types import Send
-
-from chairlift.server.errors import ApiError
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -35,9 +33,16 @@ def event(data: bytes) -> bytes:
 class EventStream:
     """One streamed answer.  Belongs to the task that writes it."""
 
-    def __init__(self, send: Send, *, nudge: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        *,
+        nudge: Callable[[], None],
+        headers: Sequence[tuple[bytes, bytes]] = HEADERS,
+    ) -> None:
         """`nudge` makes the writing task write a comment."""
         self._send = send
+        self._headers = headers
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._nudge = nudge
@@ -52,15 +57,11 @@ class EventStream:
         if not self.is_started:
             self.is_started = True
             await self._send(
-                {"type": "http.response.start", "status": 200, "headers": list(HEADERS)}
+                {"type": "http.response.start", "status": 200, "headers": list(self._headers)}
             )
         self._last_write_s = self._blocked_since_s = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self._blocked_since_s = None
-
-    async def fail(self, error: ApiError) -> None:
-        """An error after the start is an event, and then the stream ends properly."""
-        await self.write(event(error.body()) + DONE, is_last=True)
 
     def sweep(self, now_s: float, *, ping_s: float, stall_s: float) -> None:
         """Nudge a writer that has been silent for long; give up one whose client does not read."""
