@@ -39,7 +39,7 @@ int32_t check_shapes(const chairlift_attention_block& block, const PackedQ8& qkv
 }
 
 int32_t run_attention(chairlift_pool* pool, const chairlift_attention_block& block,
-                      const Q8Linear& qkv, const Q8Linear& output) {
+                      const Q8Linear& qkv, const Q8Linear& output, const PackedQ8* next) {
   chairlift_qkv_to_cache store = *block.store;
   chairlift_attention attention = *block.attention;
   const int64_t tokens = store.num_tokens, heads = tokens * store.num_heads;
@@ -63,14 +63,16 @@ int32_t run_attention(chairlift_pool* pool, const chairlift_attention_block& blo
   attention.query_scales = store.query_scales;
   attention.out = attended;
   const Q8Input input = {block.x, tokens, block.norm, store.norm_eps};
-  int32_t status = linear_q8(pool->threads, input, qkv, nullptr, joint);
+  int32_t status = linear_q8(pool->threads, input, qkv, nullptr, joint, output.weight);
   if (status == CHAIRLIFT_OK) status = chairlift_store_qkv(pool, &store);
   if (status == CHAIRLIFT_OK) status = chairlift_paged_attention(pool, &attention);
   if (status != CHAIRLIFT_OK) return status;
-  return linear_q8(pool->threads, {attended, tokens, nullptr, 0.0f}, output, block.x, block.out);
+  return linear_q8(pool->threads, {attended, tokens, nullptr, 0.0f}, output, block.x, block.out,
+                   next);
 }
 
-int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& block) {
+int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& block,
+                        const PackedQ8* next) {
   if (block.struct_size != static_cast<int64_t>(sizeof(block))) {
     return invalid("attention_block: the caller was built for another version");
   }
@@ -89,16 +91,29 @@ int32_t attention_block(chairlift_pool* pool, const chairlift_attention_block& b
   }
   const int32_t status = check_shapes(block, *qkv, *output);
   if (status != CHAIRLIFT_OK) return status;
-  return run_attention(pool, block, {qkv, block.qkv_bias}, {output, block.output_bias});
+  return run_attention(pool, block, {qkv, block.qkv_bias}, {output, block.output_bias}, next);
 }
 
-int32_t mlp_block(chairlift_pool* pool, const chairlift_mlp_block& block) {
+int32_t mlp_block(chairlift_pool* pool, const chairlift_mlp_block& block, const PackedQ8* next) {
   if (block.struct_size != static_cast<int64_t>(sizeof(block))) {
     return invalid("mlp_block: the caller was built for another version");
   }
   if (!block.norm) return invalid("mlp_block: a pointer is null");
-  return chairlift_norm_mlp_q8(pool, block.x, block.rows, block.norm, block.eps, block.gate_up,
-                               block.gate_up_bias, block.down, block.down_bias, block.x, block.out);
+  return checked_mlp_q8(pool, {block.x, block.rows, block.norm, block.eps}, block.gate_up,
+                        block.gate_up_bias, block.down, block.down_bias, block.x, block.out, next);
+}
+
+// The matrix that a block begins with; null if the block is not in order, as it will say itself.
+const PackedQ8* first_matrix(const chairlift_block& block) {
+  const void* matrix = nullptr;
+  if (block.attention && all_aligned(block.attention) &&
+      block.attention->struct_size == static_cast<int64_t>(sizeof *block.attention)) {
+    matrix = block.attention->qkv;
+  } else if (block.mlp && all_aligned(block.mlp) &&
+             block.mlp->struct_size == static_cast<int64_t>(sizeof *block.mlp)) {
+    matrix = block.mlp->gate_up;
+  }
+  return matrix ? as_packed(matrix) : nullptr;
 }
 
 }  // namespace
@@ -120,8 +135,11 @@ extern "C" int32_t chairlift_run_blocks(chairlift_pool* pool, const chairlift_bl
     if (!chairlift::all_aligned(block.attention, block.mlp)) {
       return invalid("run_blocks: a pointer is not aligned");
     }
-    const int32_t status = block.attention ? chairlift::attention_block(pool, *block.attention)
-                                           : chairlift::mlp_block(pool, *block.mlp);
+    const chairlift::PackedQ8* next =
+        i + 1 < num_blocks ? chairlift::first_matrix(blocks[i + 1]) : nullptr;
+    const int32_t status = block.attention
+                               ? chairlift::attention_block(pool, *block.attention, next)
+                               : chairlift::mlp_block(pool, *block.mlp, next);
     if (status != CHAIRLIFT_OK) return status;
   }
   return CHAIRLIFT_OK;

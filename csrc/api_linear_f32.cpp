@@ -49,7 +49,7 @@ void multiply(ThreadPool& threads, const LinearTask& task, int64_t rows) {
   const int64_t columns = divide_up(num_panels, panels);
   threads.for_each(columns * chunks, [&](int64_t item) {
     const int64_t first_row = item % chunks * kRowsPerItem;
-    const int64_t first_panel = threads.spread(item / chunks, columns) * panels;
+    const int64_t first_panel = item / chunks * panels;
     table.linear(task, {first_row, std::min(kRowsPerItem, rows - first_row), first_panel,
                         std::min(panels, num_panels - first_panel), nullptr});
   });

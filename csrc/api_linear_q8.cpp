@@ -283,9 +283,20 @@ bool quantize(ThreadPool& threads, const Q8Kernels& kernels, const Q8Input& inpu
   return has_memory;
 }
 
+// The thread that computes the last item of its part goes on with its part of the next matrix.
+void look_beyond(const ThreadPool& threads, int64_t item, int64_t num_items, const PackedQ8& next,
+                 LinearQ8Tile* tile) {
+  const int64_t num_threads = threads.num_threads();
+  const int64_t part = divide_up((item + 1) * num_threads, num_items) - 1;
+  if (threads.part_begin(num_items, part + 1) != item + 1) return;
+  const int64_t panel = threads.part_begin(num_panels(next), part);
+  tile->after = reinterpret_cast<const uint8_t*>(&next) + panel_offset(next, panel);
+  tile->after_bytes = panel_bytes(next, panel_vectors(next, panel));
+}
+
 // Cuts the task into tiles and runs them; false if a thread had no memory for its scratch.
 bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Task& task,
-                int64_t rows) {
+                int64_t rows, const PackedQ8* next) {
   const PackedQ8& w = *task.weight;
   const int64_t panels = num_panels(w), num_threads = threads.num_threads();
   int64_t panels_per_item = 1;
@@ -302,11 +313,14 @@ bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Tas
   std::atomic<bool> has_memory{true};
   // Chunks of rows that share panels come one after the other: the second finds them in cache.
   const int64_t columns = divide_up(panels, panels_per_item);
-  threads.for_each(columns * chunks, [&](int64_t item) {
+  const ThreadPool::Upcoming upcoming = {reinterpret_cast<const uint8_t*>(next),
+                                         next ? next->num_bytes : 0};
+  const auto run_item = [&](int64_t item) {
     const int64_t first_row = item % chunks * chunk;
-    const int64_t first_panel = threads.spread(item / chunks, columns) * panels_per_item;
-    const LinearQ8Tile tile = {first_row, std::min(chunk, rows - first_row), first_panel,
-                               std::min(panels_per_item, panels - first_panel), nullptr};
+    const int64_t first_panel = item / chunks * panels_per_item;
+    LinearQ8Tile tile = {first_row, std::min(chunk, rows - first_row), first_panel,
+                         std::min(panels_per_item, panels - first_panel), nullptr};
+    if (next) look_beyond(threads, item, columns * chunks, *next, &tile);
     const int64_t bytes = linear_q8_scratch_bytes(task, tile);
     float* scratch = thread_scratch(static_cast<size_t>(bytes / 4 + 1));
     if (scratch) {
@@ -314,7 +328,8 @@ bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Tas
     } else {
       has_memory = false;
     }
-  });
+  };
+  threads.for_each(columns * chunks, run_item, &upcoming);
   return has_memory;
 }
 
@@ -404,18 +419,18 @@ const uint8_t* quantized_rows(ThreadPool& threads, const Q8Input& input, const P
 }
 
 int32_t linear_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& linear,
-                  const float* residual, float* out) {
+                  const float* residual, float* out, const PackedQ8* next) {
   const Q8Kernels& kernels = *chairlift::kernels().q8;
   const PackedQ8& w = *linear.weight;
   const uint8_t* records = quantized_rows(threads, input, w);
   if (!records) return out_of_memory();
   const LinearQ8Task task = {records, &w,      linear.bias, residual,
                              out,     nullptr, 0,           kernels.unpack_rows};
-  return run_linear(threads, kernels, task, input.num_rows) ? CHAIRLIFT_OK : out_of_memory();
+  return run_linear(threads, kernels, task, input.num_rows, next) ? CHAIRLIFT_OK : out_of_memory();
 }
 
 int32_t mlp_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& gate_up,
-               const Q8Linear& down, const float* residual, float* out) {
+               const Q8Linear& down, const float* residual, float* out, const PackedQ8* next) {
   const Q8Kernels& kernels = *chairlift::kernels().q8;
   const PackedQ8 &first = *gate_up.weight, &second = *down.weight;
   const int64_t rows = input.num_rows, width = first.in_features, group = first.activation_group;
@@ -429,9 +444,27 @@ int32_t mlp_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& gate_u
                              nullptr, gated,  inner_group,  kernels.unpack_rows};
   const LinearQ8Task project = {gated, &second, down.bias, residual,
                                 out,   nullptr, 0,         kernels.unpack_rows};
-  const bool done =
-      run_linear(threads, kernels, gate, rows) && run_linear(threads, kernels, project, rows);
+  const bool done = run_linear(threads, kernels, gate, rows, &second) &&
+                    run_linear(threads, kernels, project, rows, next);
   return done ? CHAIRLIFT_OK : out_of_memory();
+}
+
+int32_t checked_mlp_q8(chairlift_pool* pool, const Q8Input& input, const void* gate_up,
+                       const float* gate_up_bias, const void* down, const float* down_bias,
+                       const float* residual, float* out, const PackedQ8* next) {
+  if (!pool || !input.x || !gate_up || !down || !out) return invalid("mlp_q8: a pointer is null");
+  const PackedQ8 *first = as_packed(gate_up), *second = as_packed(down);
+  if (!first || !second) return invalid("mlp_q8: these weights were not packed by this library");
+  if (first->interleave == 0 || second->interleave != 0 ||
+      first->out_features != 2 * second->in_features) {
+    return invalid("mlp_q8: gate_up must be interleaved and twice as wide as down reads");
+  }
+  if (!all_aligned(input.x, input.norm, gate_up_bias, down_bias, residual, out)) {
+    return invalid("mlp_q8: a pointer is not aligned");
+  }
+  if (!rows_fit(input.num_rows, {first, second})) return invalid("mlp_q8: rows is out of range");
+  return mlp_q8(pool->threads, input, {first, gate_up_bias}, {second, down_bias}, residual, out,
+                next);
 }
 
 }  // namespace chairlift
@@ -482,7 +515,8 @@ int32_t chairlift_norm_linear_q8(chairlift_pool* pool, const float* x, int64_t r
     return invalid("linear_q8: a pointer is not aligned");
   }
   if (!chairlift::rows_fit(rows, {weight})) return invalid("linear_q8: rows is out of range");
-  return chairlift::linear_q8(pool->threads, {x, rows, norm, eps}, {weight, bias}, residual, out);
+  return chairlift::linear_q8(pool->threads, {x, rows, norm, eps}, {weight, bias}, residual, out,
+                              nullptr);
 }
 
 int32_t chairlift_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows, const void* gate_up,
@@ -495,19 +529,8 @@ int32_t chairlift_norm_mlp_q8(chairlift_pool* pool, const float* x, int64_t rows
                               float eps, const void* gate_up, const float* gate_up_bias,
                               const void* down, const float* down_bias, const float* residual,
                               float* out) {
-  if (!pool || !x || !gate_up || !down || !out) return invalid("mlp_q8: a pointer is null");
-  const PackedQ8 *first = as_packed(gate_up), *second = as_packed(down);
-  if (!first || !second) return invalid("mlp_q8: these weights were not packed by this library");
-  if (first->interleave == 0 || second->interleave != 0 ||
-      first->out_features != 2 * second->in_features) {
-    return invalid("mlp_q8: gate_up must be interleaved and twice as wide as down reads");
-  }
-  if (!chairlift::all_aligned(x, norm, gate_up_bias, down_bias, residual, out)) {
-    return invalid("mlp_q8: a pointer is not aligned");
-  }
-  if (!chairlift::rows_fit(rows, {first, second})) return invalid("mlp_q8: rows is out of range");
-  return chairlift::mlp_q8(pool->threads, {x, rows, norm, eps}, {first, gate_up_bias},
-                           {second, down_bias}, residual, out);
+  return chairlift::checked_mlp_q8(pool, {x, rows, norm, eps}, gate_up, gate_up_bias, down,
+                                   down_bias, residual, out, nullptr);
 }
 
 int32_t chairlift_rows_q8(chairlift_pool* pool, const void* packed, const int32_t* ids,

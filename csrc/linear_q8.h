@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "api.h"
 #include "q8_layout.h"
 #include "threads.h"
 
@@ -51,12 +52,18 @@ const PackedQ8* as_packed(const void* packed);
 // reuses; null if there is none left.
 const uint8_t* quantized_rows(ThreadPool& threads, const Q8Input& input, const PackedQ8& weight);
 
-// out = q(norm(x)) W^T + bias + residual; `residual` may be null and may be `out`.
+// out = q(norm(x)) W^T + bias + residual; `residual` may be null and may be `out`.  `next`, which
+// may be null, is the matrix that will be needed afterwards.
 int32_t linear_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& linear,
-                  const float* residual, float* out);
+                  const float* residual, float* out, const PackedQ8* next);
 
 // out = q(silu(gate) * up) W_down^T + bias + residual, gate and up being linear in q(norm(x)).
 int32_t mlp_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& gate_up,
-               const Q8Linear& down, const float* residual, float* out);
+               const Q8Linear& down, const float* residual, float* out, const PackedQ8* next);
+
+// The same from what a caller of the library says.
+int32_t checked_mlp_q8(chairlift_pool* pool, const Q8Input& input, const void* gate_up,
+                       const float* gate_up_bias, const void* down, const float* down_bias,
+                       const float* residual, float* out, const PackedQ8* next);
 
 }  // namespace chairlift

@@ -48,18 +48,52 @@ int64_t current_process() {
 #endif
 }
 
-// Spins until `ready` or until kSpin has passed.
-template <typename Ready>
-bool spin_until(const Ready& ready) {
+// Spins until `ready` or until kSpin has passed; `idle` does something useful meanwhile, or pauses.
+template <typename Ready, typename Idle>
+bool spin_until(const Ready& ready, const Idle& idle) {
   const auto deadline = std::chrono::steady_clock::now() + kSpin;
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return true;
-      pause();
+      idle();
     }
   } while (std::chrono::steady_clock::now() < deadline);
   return ready();
 }
+
+// Fetches one thread's part of what is expected, a few lines at a time.
+class Fetcher {
+ public:
+  void fetch(const uint8_t* memory, int64_t num_bytes, int index, int num_threads) {
+    if (memory != memory_) {
+      memory_ = memory;
+      const int64_t begin = num_bytes * index / num_threads,
+                    end = num_bytes * (index + 1) / num_threads;
+      next_ = memory + begin / kLine * kLine;
+      left_ = end - begin < kMostBytes ? end - begin : kMostBytes;
+    }
+    if (left_ <= 0) return pause();
+    for (int i = 0; i < kLinesAtOnce; ++i) prefetch(next_ + i * kLine);
+    next_ += kLinesAtOnce * kLine;
+    left_ -= kLinesAtOnce * kLine;
+  }
+
+ private:
+  static constexpr int64_t kLine = 64, kLinesAtOnce = 4;
+  static constexpr int64_t kMostBytes = 393216;  // well below a core's own cache
+
+  static void prefetch(const uint8_t* p) {
+#if defined(__GNUC__)
+    __builtin_prefetch(p, 0, 2);
+#else
+    (void)p;
+#endif
+  }
+
+  const uint8_t* memory_ = nullptr;
+  const uint8_t* next_ = nullptr;
+  int64_t left_ = 0;
+};
 
 // Signals belong to the threads of the host program: workers are born with all of them blocked.
 class BlockSignals {
@@ -90,19 +124,19 @@ std::mutex start_mutex;
 
 }  // namespace
 
-// A job is (work, context, num_items), published by a new generation in the upper half of
-// `ticket_`; the lower half counts claimed items.  A claim is a compare-and-swap on both.  The
-// fields change only while the ticket is closed, so a worker that slept through a job can neither
-// claim from the next one with the old fields nor from the old one with the new fields.
+// A job is (work, context, num_items).  Each part of it has a ticket of its own: the job's
+// generation in the upper half, the next item in the lower one.  A claim is a compare-and-swap on
+// both.  The fields change only while the tickets are closed, so a worker that slept through a job
+// can neither claim from the next one with the old fields nor from the old one with the new fields.
 struct ThreadPool::Team {
   static constexpr int64_t kMaxItems = 0xffffffff;
 
-  explicit Team(int num_workers) {
+  explicit Team(int num_threads) : num_threads_(num_threads), parts_(new Part[num_threads]) {
     BlockSignals block;
-    workers_.reserve(num_workers);
-    for (int i = 0; i < num_workers; ++i) {
+    workers_.reserve(num_threads - 1);
+    for (int i = 1; i < num_threads; ++i) {
       try {
-        workers_.emplace_back([this] { work_until_stopped(); });
+        workers_.emplace_back([this, i] { work_until_stopped(i); });
       } catch (const std::exception&) {
         break;  // fewer workers compute the same results
       }
@@ -118,25 +152,36 @@ struct ThreadPool::Team {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  void run(int64_t num_items, Work work, const void* context) {
+  void run(int64_t num_items, Work work, const void* context, const Upcoming* upcoming) {
     std::lock_guard<std::mutex> turn(turn_mutex_);
     keep_workers_off_this_core();
-    const uint64_t generation = ticket_.load(std::memory_order_relaxed) >> 32;
-    ticket_.store(((generation + 1) << 32) | kClosed, std::memory_order_release);
+    const uint64_t closed = generation_.load(std::memory_order_relaxed) + 1, open = closed + 1;
+    for (int i = 0; i < num_threads_; ++i) {
+      parts_[i].ticket.store((closed << 32) | kClosed, std::memory_order_release);
+    }
     work_.store(work, std::memory_order_release);
     context_.store(context, std::memory_order_release);
-    num_items_.store(static_cast<uint32_t>(num_items), std::memory_order_release);
     num_done_.store(0, std::memory_order_relaxed);
-    ticket_.store((generation + 2) << 32, std::memory_order_seq_cst);
+    if (upcoming) {
+      upcoming_bytes_.store(upcoming->num_bytes, std::memory_order_relaxed);
+      upcoming_.store(upcoming->memory, std::memory_order_release);
+    }
+    for (int i = 0; i < num_threads_; ++i) {
+      const int64_t begin = num_items * i / num_threads_, end = num_items * (i + 1) / num_threads_;
+      parts_[i].end.store(static_cast<uint32_t>(end), std::memory_order_release);
+      parts_[i].ticket.store((open << 32) | static_cast<uint64_t>(begin),
+                             std::memory_order_release);
+    }
+    generation_.store(static_cast<uint32_t>(open), std::memory_order_seq_cst);
     if (num_sleepers_.load(std::memory_order_seq_cst) > 0) {
       {
         std::lock_guard<std::mutex> lock(sleep_mutex_);
       }
       wake_.notify_all();
     }
-    claim_and_work();
+    claim_and_work(0);
     const auto done = [&] { return num_done_.load(std::memory_order_acquire) == num_items; };
-    if (!spin_until(done)) {
+    if (!spin_until(done, [this] { fetch_upcoming(0, &caller_fetcher_); })) {
       while (!done()) std::this_thread::yield();  // give a pre-empted worker its core back
     }
   }
@@ -162,50 +207,73 @@ struct ThreadPool::Team {
 
   static constexpr uint64_t kClosed = kMaxItems;  // an item number that no job reaches
 
-  uint32_t generation() const {
-    return static_cast<uint32_t>(ticket_.load(std::memory_order_seq_cst) >> 32);
+  struct alignas(64) Part {
+    std::atomic<uint64_t> ticket{kClosed};
+    std::atomic<uint32_t> end{0};
+  };
+
+  // Its own part first, then what is left of the others'.
+  void claim_and_work(int index) {
+    int64_t num_done = 0;
+    for (int i = 0; i < num_threads_; ++i) {
+      const int part = index + i < num_threads_ ? index + i : index + i - num_threads_;
+      num_done += claim_of(parts_[part]);
+    }
+    if (num_done > 0) num_done_.fetch_add(num_done, std::memory_order_release);
   }
 
-  void claim_and_work() {
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  int64_t claim_of(Part& part) {
+    int64_t num_done = 0;
+    uint64_t ticket = part.ticket.load(std::memory_order_acquire);
     while (true) {
       const Work work = work_.load(std::memory_order_acquire);
       const void* context = context_.load(std::memory_order_acquire);
       const uint32_t item = static_cast<uint32_t>(ticket);
-      if (item >= num_items_.load(std::memory_order_acquire)) return;
-      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
-                                         std::memory_order_acquire)) {
+      if (item >= part.end.load(std::memory_order_acquire)) return num_done;
+      if (!part.ticket.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
+                                             std::memory_order_acquire)) {
         continue;
       }
       work(context, item);
-      num_done_.fetch_add(1, std::memory_order_release);
-      ticket = ticket_.load(std::memory_order_acquire);
+      ++num_done;
+      ticket = part.ticket.load(std::memory_order_acquire);
     }
   }
 
-  void work_until_stopped() {
+  void fetch_upcoming(int index, Fetcher* fetcher) {
+    const uint8_t* memory = upcoming_.load(std::memory_order_acquire);
+    if (!memory) return pause();
+    fetcher->fetch(memory, upcoming_bytes_.load(std::memory_order_relaxed), index, num_threads_);
+  }
+
+  void work_until_stopped(int index) {
     uint32_t seen = 0;
+    Fetcher fetcher;
     while (true) {
-      const auto has_job = [&] { return generation() != seen; };
-      if (!spin_until(has_job)) {
+      const auto has_job = [&] { return generation_.load(std::memory_order_seq_cst) != seen; };
+      if (!spin_until(has_job, [&] { fetch_upcoming(index, &fetcher); })) {
         std::unique_lock<std::mutex> lock(sleep_mutex_);
         num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
         wake_.wait(lock, [&] { return stop_ || has_job(); });
         num_sleepers_.fetch_sub(1, std::memory_order_seq_cst);
         if (stop_) return;
       }
-      seen = generation();
-      claim_and_work();
+      seen = generation_.load(std::memory_order_seq_cst);
+      claim_and_work(index);
     }
   }
 
+  const int num_threads_;
+  std::unique_ptr<Part[]> parts_;
   std::mutex turn_mutex_;
   int caller_core_ = -1;
   std::atomic<Work> work_{nullptr};
   std::atomic<const void*> context_{nullptr};
-  std::atomic<uint32_t> num_items_{0};
-  alignas(64) std::atomic<uint64_t> ticket_{0};
-  alignas(64) std::atomic<uint32_t> num_done_{0};
+  std::atomic<const uint8_t*> upcoming_{nullptr};
+  std::atomic<int64_t> upcoming_bytes_{0};
+  Fetcher caller_fetcher_;
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<int64_t> num_done_{0};
 
   alignas(64) std::mutex sleep_mutex_;
   std::condition_variable wake_;
@@ -225,7 +293,7 @@ ThreadPool::Team* ThreadPool::team() {
   std::lock_guard<std::mutex> lock(start_mutex);
   if (!team_ || owner_ != current_process()) {
     try {
-      team_ = new Team(num_threads_ - 1);  // the parent's team, if any, is not ours to free
+      team_ = new Team(num_threads_);  // the parent's team, if any, is not ours to free
     } catch (const std::exception&) {
       return nullptr;
     }
@@ -234,10 +302,10 @@ ThreadPool::Team* ThreadPool::team() {
   return team_;
 }
 
-void ThreadPool::run(int64_t num_items, Work work, const void* context) {
+void ThreadPool::run(int64_t num_items, Work work, const void* context, const Upcoming* upcoming) {
   const bool shared = num_threads_ > 1 && num_items > 1 && num_items < Team::kMaxItems;
   if (Team* const members = shared ? team() : nullptr) {
-    members->run(num_items, work, context);
+    members->run(num_items, work, context, upcoming);
   } else {
     for (int64_t item = 0; item < num_items; ++item) work(context, item);
   }

@@ -26,6 +26,9 @@ struct LinearTile {
   int64_t first_panel;
   int64_t num_panels;
   float* out;  // [num_rows, columns of the panels], of this tile alone; null: to the task's `out`
+  // What to fetch during the last panel; null: the matrix's next panel.
+  const uint8_t* after = nullptr;
+  int64_t after_bytes = 0;
 };
 
 // A linear layer on quantised rows.  Plain: out = x W^T + bias + residual.  Gated, for weights

@@ -40,6 +40,10 @@ constexpr int64_t kUnpackRows = 0;
 // and what is needed first waits behind it.
 constexpr int64_t kFetchingRows = 32;
 
+// How far ahead a single row over whole bytes fetches: its panel is too large to be read as fast as
+// memory gives it if all that comes next is asked for panel by panel.
+constexpr int64_t kNearBytes = 32 * 64;
+
 // What a tile reads and where its outputs go; pointers are those of the tile's first row and of the
 // panel's first column.
 struct Q8Operands {
@@ -115,7 +119,7 @@ CHAIRLIFT_INLINE void fetch_to_l2(const uint8_t* p) {
 }
 
 // ROWS rows times VECTORS of the PANEL_VECTORS vectors of columns, from vector `first` on.
-// FETCH: and asks for some lines of the next panel meanwhile.  Without that the fastest kind is
+// FETCH: and asks for some lines of what comes next meanwhile.  Without that the fastest kind is
 // faster still.
 template <class KIND, int ROWS, int VECTORS, int PANEL_VECTORS, bool FETCH>
 CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, AheadLines ahead) {
@@ -135,9 +139,12 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, A
     CHAIRLIFT_UNROLL
     for (int v = 0; v < VECTORS; ++v) total[r][v] = F16::all(0.0f);
   }
+  // Codes beside the codes that are read, and the scales of the next panel.
+  constexpr bool kIsNear = FETCH && ROWS == 1 && KIND::kStoredBits == 8 && KIND::kScaleRows > 0;
+  const int64_t panel_bytes = kIsNear && ahead.count > 0 ? ahead.first - o.codes : 0;
   const int64_t portion = FETCH ? (ahead.count + o.num_groups - 1) / o.num_groups : 0;
   for (int64_t g = 0; g < o.num_groups; ++g) {
-    if constexpr (FETCH) {
+    if constexpr (FETCH && !kIsNear) {
       for (int64_t i = 0; i < portion; ++i) fetch_to_l2(ahead.first + (g * portion + i) * 64);
     }
     CHAIRLIFT_UNROLL
@@ -161,7 +168,9 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, A
               const Codes both = Codes::load(codes + step % 4 * kStepBytes + v * kCodesBytes);
               code[v] = Product::prepare(step < 4 ? low_nibbles(both) : high_nibbles(both));
             } else {
-              code[v] = Product::prepare(Codes::load(codes + step * kStepBytes + v * kCodesBytes));
+              const uint8_t* bytes = codes + step * kStepBytes + v * kCodesBytes;
+              if constexpr (kIsNear) fetch_to_l2(bytes + kNearBytes);
+              code[v] = Product::prepare(Codes::load(bytes));
             }
           }
           CHAIRLIFT_UNROLL
@@ -174,6 +183,13 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, A
         }
       }
       const Scale* scale = scales + piece * KIND::kScaleRows * PANEL_VECTORS * kLanes;
+      if constexpr (kIsNear) {
+        const uint8_t* next = reinterpret_cast<const uint8_t*>(scale) + panel_bytes;
+        CHAIRLIFT_UNROLL
+        for (size_t i = 0; i < KIND::kScaleRows * VECTORS * kLanes * sizeof(Scale); i += 64) {
+          fetch_to_l2(next + i);
+        }
+      }
       F16 weight_scale[VECTORS], minimum[VECTORS];
       CHAIRLIFT_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
@@ -358,14 +374,24 @@ void gate_and_quantize(const LinearQ8Task& task, const LinearQ8Tile& tile, float
   }
 }
 
-// Has rows [begin, end) of `fetching_rows` fetch their part of a panel, if there is such a panel.
-CHAIRLIFT_INLINE void set_ahead(const PackedQ8& w, int64_t panel, int64_t begin, int64_t end,
-                                int64_t fetching_rows, Q8Operands* o) {
-  if (panel >= num_panels(w)) return;
-  const int64_t lines = panel_bytes(w, panel_vectors(w, panel)) / 64;
-  const int64_t line = lines * begin / fetching_rows;
-  o->ahead = reinterpret_cast<const uint8_t*>(&w) + panel_offset(w, panel) + line * 64;
-  o->ahead_lines = lines * end / fetching_rows - line;
+// What comes after the tile's panel `index`, and `distance` panels further.
+CHAIRLIFT_INLINE AheadLines lines_after(const PackedQ8& w, const LinearQ8Tile& tile, int64_t index,
+                                        int64_t distance) {
+  const int64_t panel = tile.first_panel + index + distance;
+  if (tile.after && index + distance >= tile.num_panels) {
+    return {tile.after, tile.after_bytes / 64};
+  }
+  if (panel >= num_panels(w)) return {nullptr, 0};
+  return {reinterpret_cast<const uint8_t*>(&w) + panel_offset(w, panel),
+          panel_bytes(w, panel_vectors(w, panel)) / 64};
+}
+
+// Has rows [begin, end) of `fetching_rows` fetch their part of some lines.
+CHAIRLIFT_INLINE void set_ahead(AheadLines lines, int64_t begin, int64_t end, int64_t fetching_rows,
+                                Q8Operands* o) {
+  const int64_t line = lines.count * begin / fetching_rows;
+  o->ahead = lines.first + line * 64;
+  o->ahead_lines = lines.count * end / fetching_rows - line;
   o->fetching_rows = end - begin;
 }
 
@@ -423,7 +449,7 @@ void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scra
         o.width = w.out_features - column;
         if (begin < fetching_rows) {
           const int64_t last = begin + rows < fetching_rows ? begin + rows : fetching_rows;
-          set_ahead(w, tile.first_panel + first + i + fetch_distance, begin, last, fetching_rows,
+          set_ahead(lines_after(w, tile, first + i, fetch_distance), begin, last, fetching_rows,
                     &o);
         }
         if (is_gated) {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.kernels.interface import FloatArray
 
@@ -12,11 +14,17 @@ ALIGNMENT_BYTES = 64
 FLOATS_PER_LINE = ALIGNMENT_BYTES // 4
 
 
+def address_of(x: NDArray[Any]) -> int:
+    """Of its first element."""
+    address: int = x.__array_interface__["data"][0]  # a third of the time of `x.ctypes`
+    return address
+
+
 def aligned_empty(*shape: int) -> FloatArray:
     """An uninitialised C-contiguous float32 array whose first byte is on a cache line."""
     num_floats = math.prod(shape)
     buffer = np.empty(num_floats + FLOATS_PER_LINE, np.float32)
-    skip = (-buffer.ctypes.data % ALIGNMENT_BYTES) // 4
+    skip = (-address_of(buffer) % ALIGNMENT_BYTES) // 4
     return buffer[skip : skip + num_floats].reshape(shape)
 
 

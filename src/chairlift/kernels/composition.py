@@ -33,6 +33,7 @@ from chairlift.kernels.interface import (
     MatrixForm,
     MlpWeights,
     QuantCompute,
+    Repeat,
     RopeTable,
     Table,
 )
@@ -105,9 +106,9 @@ class ComposedKernels(FloatKernels):
         rows: FloatArray = table[token_ids]
         return rows
 
-    def one_call(self) -> AbstractContextManager[None]:
-        """Nothing is put off."""
-        return nullcontext()
+    def one_call(self, owner: object = None) -> AbstractContextManager[Repeat]:
+        """Nothing is put off, and nothing repeated."""
+        return nullcontext(_ask_again)
 
     def attention_block(
         self,
@@ -158,6 +159,12 @@ class ComposedKernels(FloatKernels):
             part = rows[start : start + ROWS_AT_ONCE]
             search_rows(self.logits(x, norm, eps, head, part), query, found, start)
         return found
+
+
+def _ask_again(
+    x: FloatArray, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout
+) -> FloatArray | None:
+    return None
 
 
 def split_heads(qkv: FloatArray, spec: AttentionSpec) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -156,6 +156,16 @@ Table = FloatArray | Linear
 """An embedding table [vocab, H] as its backend looks rows up."""
 
 
+class Repeat(Protocol):
+    """Asks for all blocks of the owner's last call once more."""
+
+    def __call__(
+        self, x: FloatArray, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout
+    ) -> FloatArray | None:
+        """What the last block gives, there at the end; None: they must be asked for one by one."""
+        ...
+
+
 class Kernels(Protocol):
     """One backend.  `x` is always [T, H] and C-contiguous; results are new arrays."""
 
@@ -240,10 +250,12 @@ class Kernels(Protocol):
         ...
 
     # -- coarse ops: what model code calls ---------------------------------------------------
-    def one_call(self) -> AbstractContextManager[None]:
+    def one_call(self, owner: object = None) -> AbstractContextManager[Repeat]:
         """Inside, a backend may put `attention_block` and `mlp_block` off and run all at the end.
 
         Each must go on with what the one before gave; nobody looks at a result before the end.
+        With an `owner`, who always asks for the same blocks, asking once may do: what the context
+        gives is called first, and only if that returns None are the blocks asked for.
         """
         ...
 

@@ -87,17 +87,26 @@ class Decoder:
         ops, eps, last = self.kernels, self.config.rms_norm_eps, self.layers[-1]
         leaves_out = rows is not None and len(rows) < len(token_ids)
         x = ops.embed(self.embedding, token_ids)
-        with ops.one_call():
-            for index, layer in enumerate(self.layers):
-                x = ops.attention_block(
-                    x, layer.attention, layer.spec, self.rope, kv_cache, index, batch
-                )
-                if layer is not last or not leaves_out:
-                    x = ops.mlp_block(x, layer.mlp, eps)
+        with ops.one_call(None if leaves_out else self) as repeat:
+            again = repeat(x, self.rope, kv_cache, batch)
+            x = self._layers(x, batch, kv_cache, leaves_out) if again is None else again
         if not leaves_out:
             return x
         x = x[rows]
         return ops.mlp_block(x, last.mlp, eps) if len(x) else x
+
+    def _layers(
+        self, x: FloatArray, batch: BatchLayout, kv_cache: KvArray, leaves_out: bool
+    ) -> FloatArray:
+        """All layers; of the last one only the attention if `leaves_out`."""
+        ops, eps, last = self.kernels, self.config.rms_norm_eps, self.layers[-1]
+        for index, layer in enumerate(self.layers):
+            x = ops.attention_block(
+                x, layer.attention, layer.spec, self.rope, kv_cache, index, batch
+            )
+            if layer is not last or not leaves_out:
+                x = ops.mlp_block(x, layer.mlp, eps)
+        return x
 
     def logits(self, x: FloatArray, rows: IntArray) -> FloatArray:
         """[R, vocab] for R rows of the hidden states."""
@@ -134,7 +143,7 @@ def load_decoder(
         head = kernels.prepare_head(matrix, None)
         embedding = kernels.prepare_table(matrix, head)
     del matrix
-    layers = []
+    layers: list[DecoderLayer] = []
     for index in range(config.num_layers):
         layers.append(_load_layer(config, weights, index))
         progress(index + 1, config.num_layers)

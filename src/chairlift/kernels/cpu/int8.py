@@ -52,6 +52,7 @@ from chairlift.kernels.interface import (
     MatrixForm,
     MlpWeights,
     QuantCompute,
+    Repeat,
     RopeTable,
     Table,
 )
@@ -214,9 +215,9 @@ class Int8Kernels(Kernels):
         return make_rope_table(inv_freq, max_position=max_position, scaling=scaling)
 
     # -- coarse ops --------------------------------------------------------------------------
-    def one_call(self) -> AbstractContextManager[None]:
+    def one_call(self, owner: object = None) -> AbstractContextManager[Repeat]:
         """Halves of layers asked for inside run at its end, without the interpreter's lock."""
-        return self._blocks.one_call()
+        return self._blocks.one_call(owner)
 
     def embed(self, table: Table, token_ids: IntArray) -> FloatArray:
         """Rows of the packed `table`, dequantised; [T, H]."""

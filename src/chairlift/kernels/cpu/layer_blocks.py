@@ -3,7 +3,8 @@
 What a layer's structure says of its weights is filled in once and kept; a step writes the addresses
 of its rows, and once for all layers what they have in common.  Within `one_call` nothing is
 computed until the end, so the interpreter lock is free for a whole step and other threads can
-deliver text and read requests meanwhile.
+deliver text and read requests meanwhile.  A call that was made before with as many rows is not
+asked for block by block again: only what its layers have in common changes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from chairlift.kernels.aligned import aligned_empty
+from chairlift.kernels.aligned import address_of, aligned_empty
 from chairlift.kernels.cpu.array_checks import check_array
 from chairlift.kernels.cpu.attention_int8 import KvInt8Ops
 from chairlift.kernels.cpu.block_tasks import AttentionBlockTask, BlockTask, MlpBlockTask
@@ -30,6 +32,7 @@ from chairlift.kernels.interface import (
     FloatArray,
     KvArray,
     MlpWeights,
+    Repeat,
     RopeTable,
 )
 from chairlift.kernels.kv_dtype import KvDtype, kv_dtype_of
@@ -51,7 +54,7 @@ class _MlpLayer:
     hidden: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
     """What layers of one step have in common.  Holds what it points to."""
 
@@ -61,6 +64,8 @@ class _Step:
     spec: AttentionSpec
     store: QkvToCacheTask
     attention: AttentionTask
+    store_pointer: ctypes._Pointer[QkvToCacheTask]
+    attention_pointer: ctypes._Pointer[AttentionTask]
     first_piece: int
     layer_stride: int
 
@@ -74,6 +79,19 @@ class _Step:
             and (self.spec is spec or self.spec == spec)
         )
 
+    def take(self, batch: BatchLayout) -> None:
+        """Point to another batch."""
+        check_inputs(self.spec, self.rope, batch)
+        self.batch = batch
+        store, attention = self.store, self.attention
+        store.num_tokens = attention.num_tokens = len(batch.positions)
+        store.positions = address_of(batch.positions)
+        store.slots = address_of(batch.slot_mapping)
+        attention.query_start = address_of(batch.query_start)
+        attention.context_lens = address_of(batch.context_lens)
+        attention.block_tables = address_of(batch.block_tables)
+        attention.num_sequences, attention.max_blocks = batch.block_tables.shape
+
 
 @dataclass(slots=True)
 class _Recording:
@@ -82,22 +100,70 @@ class _Recording:
     So two arrays of rows are enough, in turns.
     """
 
+    owner: object
     blocks: list[AttentionBlockTask | MlpBlockTask] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)
+    """Identities of the blocks."""
     steps: list[_Step] = field(default_factory=list)
-    rows: list[FloatArray] = field(default_factory=list)
+    shape: tuple[int, ...] = ()
+    newest: FloatArray | None = None
+    """Where the last block will have written."""
+    newest_address: int = 0
+    other: FloatArray | None = None
+    other_address: int = 0
     first_input: FloatArray | None = None
-    last_output: FloatArray | None = None
+    owns_rows: bool = False
+    """Nobody else has the arrays between the first block and the last."""
 
-    def next_rows(self, x: FloatArray) -> FloatArray:
+    def add(self, task: AttentionBlockTask | MlpBlockTask, x: FloatArray) -> FloatArray:
         """Where the block that reads `x` writes.  Raises ValueError if x is not the newest."""
-        if self.last_output is None:
-            self.first_input = x
-        elif x is not self.last_output:
+        if id(task) in self.waiting:
+            raise ValueError("within one call, a layer can have one turn only")
+        if self.newest is None:
+            self.first_input, self.shape = x, x.shape
+            task.x = address_of(x)
+        elif x is self.newest:
+            task.x = self.newest_address
+        else:
             raise ValueError("within one call, a block must go on where the one before ended")
-        if len(self.rows) < 2:
-            self.rows.append(aligned_empty(*x.shape))
-        self.last_output = self.rows[len(self.blocks) % 2]
-        return self.last_output
+        out, task.out = self.other, self.other_address
+        if out is None:
+            out = aligned_empty(*x.shape)
+            task.out = address_of(out)
+        self.other, self.other_address = self.newest, self.newest_address
+        self.newest, self.newest_address = out, task.out
+        self.waiting.add(id(task))
+        self.blocks.append(task)
+        return out
+
+    def fits(self, owner: object, x: FloatArray, rope: RopeTable, kv_cache: KvArray) -> bool:
+        """Whether the same blocks do for `x`."""
+        return (
+            self.owner is owner
+            and owner is not None
+            and self.shape == x.shape
+            and all(step.rope is rope and step.kv_cache is kv_cache for step in self.steps)
+        )
+
+    def take(self, x: FloatArray, batch: BatchLayout) -> FloatArray:
+        """The same once more from `x` on, into an array of its own."""
+        check_floats("x", x, (len(batch.positions), self.shape[1]))
+        if not self.owns_rows:
+            self._turn_between(aligned_empty(*self.shape), aligned_empty(*self.shape))
+        for step in self.steps:
+            step.take(batch)
+        result = aligned_empty(*self.shape)
+        self.first_input, self.blocks[0].x = x, address_of(x)
+        self.blocks[-1].out = address_of(result)
+        return result
+
+    def _turn_between(self, one: FloatArray, other: FloatArray) -> None:
+        """Results between blocks go to these arrays, in turns."""
+        self.newest, self.other = one, other
+        places = address_of(one), address_of(other)
+        for index, (block, after) in enumerate(pairwise(self.blocks)):
+            block.out = after.x = places[index % 2]
+        self.owns_rows = True
 
 
 class LayerBlocks:
@@ -112,16 +178,33 @@ class LayerBlocks:
         self._steps: list[_Step] = []
         """Of the newest batch: one for each kind of attention."""
         self._recording: _Recording | None = None
+        self._kept: tuple[_Recording, ctypes.Array[BlockTask]] | None = None
+        """The last call, as long as its structures are as it left them."""
 
     @contextmanager
-    def one_call(self) -> Iterator[None]:
+    def one_call(self, owner: object) -> Iterator[Repeat]:
         """Run the blocks that are asked for inside when it ends; results are empty until then."""
-        recording = self._recording = _Recording()
+        kept, self._kept = self._kept, None
+        recording = self._recording = _Recording(owner)
+        is_repeated = False
+
+        def repeat(
+            x: FloatArray, rope: RopeTable, kv_cache: KvArray, batch: BatchLayout
+        ) -> FloatArray | None:
+            nonlocal is_repeated
+            if kept is None or not kept[0].fits(owner, x, rope, kv_cache):
+                return None
+            is_repeated, self._recording = True, None
+            return kept[0].take(x, batch)
+
         try:
-            yield
+            yield repeat
         finally:
             self._recording = None
-        self._run(recording.blocks)
+        if kept is None or not is_repeated:
+            kept = recording, _block_array(recording.blocks)
+        self._run(kept[1])
+        self._kept = kept if kept[0].blocks else None
 
     def attention(
         self,
@@ -141,7 +224,7 @@ class LayerBlocks:
         step = self._step(spec, rope, kv_cache, batch)
         task = known.task
         task.kv_cache = step.first_piece + layer * step.layer_stride
-        task.store, task.attention = ctypes.pointer(step.store), ctypes.pointer(step.attention)
+        task.store, task.attention = step.store_pointer, step.attention_pointer
         return self._run_or_record(task, x)
 
     def mlp(self, x: FloatArray, weights: MlpWeights, eps: float) -> FloatArray:
@@ -153,26 +236,17 @@ class LayerBlocks:
         return self._run_or_record(task, x)
 
     def _run_or_record(self, task: AttentionBlockTask | MlpBlockTask, x: FloatArray) -> FloatArray:
-        recording = self._recording
-        out = aligned_empty(*x.shape) if recording is None else recording.next_rows(x)
-        task.x, task.out = x.ctypes.data, out.ctypes.data
-        if recording is None:
-            self._run([task])
-        elif any(task is waiting for waiting in recording.blocks):
-            raise ValueError("within one call, a layer can have one turn only")
-        else:
-            recording.blocks.append(task)
+        if self._recording is not None:
+            return self._recording.add(task, x)
+        self._kept = None  # its structures may be the same
+        out = aligned_empty(*x.shape)
+        task.x, task.out = address_of(x), address_of(out)
+        self._run(_block_array([task]))
         return out
 
-    def _run(self, tasks: list[AttentionBlockTask | MlpBlockTask]) -> None:
-        blocks = (BlockTask * len(tasks))()
-        for block, task in zip(blocks, tasks, strict=True):
-            if isinstance(task, MlpBlockTask):
-                block.mlp = ctypes.pointer(task)
-            else:
-                block.attention = ctypes.pointer(task)
+    def _run(self, blocks: ctypes.Array[BlockTask]) -> None:
         self._library.check(
-            self._library.functions.chairlift_run_blocks(self._pool, blocks, len(tasks))
+            self._library.functions.chairlift_run_blocks(self._pool, blocks, len(blocks))
         )
 
     def _add_attention(self, weights: AttentionWeights, spec: AttentionSpec) -> _AttentionLayer:
@@ -279,9 +353,21 @@ class LayerBlocks:
             spec=spec,
             store=store,
             attention=attention,
+            store_pointer=ctypes.pointer(store),
+            attention_pointer=ctypes.pointer(attention),
             first_piece=kv_cache.ctypes.data,
             layer_stride=kv_cache.strides[1],
         )
+
+
+def _block_array(tasks: list[AttentionBlockTask | MlpBlockTask]) -> ctypes.Array[BlockTask]:
+    blocks = (BlockTask * len(tasks))()
+    for block, task in zip(blocks, tasks, strict=True):
+        if isinstance(task, MlpBlockTask):
+            block.mlp = ctypes.pointer(task)
+        else:
+            block.attention = ctypes.pointer(task)
+    return blocks
 
 
 def check_inputs(spec: AttentionSpec, rope: RopeTable, batch: BatchLayout) -> None:
