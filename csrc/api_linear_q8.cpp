@@ -33,6 +33,7 @@ constexpr int64_t kFloatsPerQuantizeItem = 8192;
 constexpr int64_t kQuantizedTogether = 16;  // rows that go side by side
 constexpr int64_t kMaxPanelsPerItem = 8;
 constexpr int64_t kFloatBytes = 4;
+constexpr int64_t kCachedBytes = 4 << 20;  // of an output that whoever reads it finds in a cache
 
 // -- packing -------------------------------------------------------------------------------------
 
@@ -294,6 +295,13 @@ void look_beyond(const ThreadPool& threads, int64_t item, int64_t num_items, con
   tile->after_bytes = panel_bytes(next, panel_vectors(next, panel));
 }
 
+// Whether the output had better go past the caches: lines that are to be written are not read
+// first.
+bool is_streamed(const PackedQ8& w, int64_t rows, const float* residual, const float* out) {
+  return rows * w.out_features * kFloatBytes > kCachedBytes && !residual &&
+         w.out_features % kQ8Lanes == 0 && reinterpret_cast<uintptr_t>(out) % 64 == 0;
+}
+
 // Cuts the task into tiles and runs them; false if a thread had no memory for its scratch.
 bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Task& task,
                 int64_t rows, const PackedQ8* next) {
@@ -424,8 +432,15 @@ int32_t linear_q8(ThreadPool& threads, const Q8Input& input, const Q8Linear& lin
   const PackedQ8& w = *linear.weight;
   const uint8_t* records = quantized_rows(threads, input, w);
   if (!records) return out_of_memory();
-  const LinearQ8Task task = {records, &w,      linear.bias, residual,
-                             out,     nullptr, 0,           kernels.unpack_rows};
+  const LinearQ8Task task = {records,
+                             &w,
+                             linear.bias,
+                             residual,
+                             out,
+                             nullptr,
+                             0,
+                             kernels.unpack_rows,
+                             is_streamed(w, input.num_rows, residual, out)};
   return run_linear(threads, kernels, task, input.num_rows, next) ? CHAIRLIFT_OK : out_of_memory();
 }
 

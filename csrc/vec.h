@@ -47,6 +47,7 @@ struct F16 {
   static CHAIRLIFT_INLINE F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
   static CHAIRLIFT_INLINE F16 all(float x) { return {_mm512_set1_ps(x)}; }
   CHAIRLIFT_INLINE void store(float* p) const { _mm512_storeu_ps(p, v); }
+  CHAIRLIFT_INLINE void stream(float* p) const { _mm512_stream_ps(p, v); }
 };
 
 CHAIRLIFT_INLINE F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -86,6 +87,10 @@ struct F16 {
   CHAIRLIFT_INLINE void store(float* p) const {
     _mm256_storeu_ps(p, low);
     _mm256_storeu_ps(p + 8, high);
+  }
+  CHAIRLIFT_INLINE void stream(float* p) const {
+    _mm256_stream_ps(p, low);
+    _mm256_stream_ps(p + 8, high);
   }
 };
 
@@ -161,6 +166,7 @@ struct F16 {
     return {{part, part, part, part}};
   }
   CHAIRLIFT_INLINE void store(float* p) const { std::memcpy(p, part, sizeof part); }
+  CHAIRLIFT_INLINE void stream(float* p) const { store(p); }
 };
 
 CHAIRLIFT_INLINE F16 operator+(F16 a, F16 b) {
@@ -239,6 +245,14 @@ CHAIRLIFT_INLINE F16 exp_negative(F16 x) {
   p = multiply_add(p, r, F16::all(5.0000001201e-1f));
   p = multiply_add(p, r * r, r) + F16::all(1.0f);
   return zero_below(p * power_of_two(t), x, limit);
+}
+
+// After the last `stream`, which goes past the caches to 64 bytes on a cache line, and before
+// anybody is told of it.
+CHAIRLIFT_INLINE void end_streams() {
+#if defined(CHAIRLIFT_VEC_AVX512) || defined(CHAIRLIFT_VEC_AVX2)
+  _mm_sfence();
+#endif
 }
 
 // Asks for a cache line to come to L2.  Few lines can be on their way to L1 at a time; those bound

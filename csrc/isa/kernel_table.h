@@ -42,7 +42,8 @@ struct LinearQ8Task {
   float* out;
   uint8_t* gated_rows;  // null: plain
   int64_t gated_group;
-  int64_t unpack_rows;  // tiles of so many rows unpack codes of four bits to scratch; 0: none does
+  int64_t unpack_rows;   // tiles of so many rows unpack codes of four bits to scratch; 0: none does
+  bool streams = false;  // `out` is too large to be found in a cache later; its rows are on lines
 };
 
 using LinearQ8Tile = LinearTile;  // panels of kQ8PanelColumns

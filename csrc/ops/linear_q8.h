@@ -57,6 +57,7 @@ struct Q8Operands {
   const float* bias;      // may be null
   const float* residual;  // may be null; laid out like `out`
   int64_t width;          // columns that exist
+  bool streams;           // whole vectors of `out` go past the caches
   // What the first rows fetch meanwhile, in equal parts.
   const uint8_t* ahead;
   int64_t ahead_lines;
@@ -245,7 +246,11 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, A
       }
       if (o.bias) total[r][v] = total[r][v] + load_columns(o.bias + column, width);
       if (o.residual) total[r][v] = total[r][v] + load_columns(o.residual + at, width);
-      store_columns(total[r][v], o.out + at, width);
+      if (o.streams && width >= kLanes) {
+        total[r][v].stream(o.out + at);
+      } else {
+        store_columns(total[r][v], o.out + at, width);
+      }
     }
   }
 }
@@ -461,6 +466,7 @@ void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scra
         } else {
           o.out = task.out + row * w.out_features + column;
           o.out_stride = w.out_features;
+          o.streams = task.streams;
           if (task.residual) o.residual = task.residual + row * w.out_features + column;
         }
         sweep(panels[i].vectors, o, rows);
@@ -471,6 +477,7 @@ void linear_q8(const LinearQ8Task& task, const LinearQ8Tile& tile, uint8_t* scra
       }
     }
   }
+  if (task.streams) end_streams();
 }
 
 constexpr int kBurstVectors = q8_tile_vectors(kQ8Rows, kQ8PanelVectors);

@@ -216,6 +216,16 @@ def test_bits_across_work_items_and_unpacking(
         np.testing.assert_array_equal(ops.linear(x[row : row + 1], weight)[0], whole[row])
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("width", [5600, 5592])
+def test_bits_of_an_output_larger_than_caches(ops: Q8Ops, width: int, per_channel: bool) -> None:
+    weight = ops.pack(random_weights((width, 32), 8, 32, True), per_channel=per_channel)
+    x = random(200, 32)  # 4.5 MB of outputs, on cache lines or not
+    whole = ops.linear(x, weight)
+    for rows in (slice(0, 1), slice(90, 130), slice(199, 200)):
+        np.testing.assert_array_equal(ops.linear(x[rows], weight), whole[rows])
+
+
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_bits_do_not_depend_on_threads(ops: Q8Ops, num_threads: int) -> None:
     weight = ops.pack(random_weights((960, 96), 4, 32, False))
