@@ -3,7 +3,7 @@
 Owns `RequestSamplingState` and the pure steps, each on ONE float32 row.  The order is vLLM's:
 
 ```
-process_logits   allowed_token_ids, bad words, min_tokens, logit_bias, repetition penalty,
+process_logits   allowed_token_ids, grammar, bad words, min_tokens, logit_bias, repetition penalty,
                  frequency penalty, presence penalty
 scale_logits     temperature
 kept_token_ids   min_p, top_k, top_p
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.errors import RequestError
+from chairlift.grammar.token_matcher import MaskArray
 from chairlift.kernels.counter_random import stream_base
 from chairlift.kernels.interface import FloatArray
 from chairlift.runner.list_plan import ListPlan, plan_list
@@ -127,6 +128,7 @@ class RequestSamplingState:
         "_stop_masks",
         "choice",
         "list_plan",
+        "mask",
         "num_output_tokens",
         "params",
         "seed",
@@ -160,6 +162,8 @@ class RequestSamplingState:
         self.temperature: Final = divisor_of(params)
         self.list_plan: Final[ListPlan] = plan_list(params, float(self.temperature), vocab_size)
         self.num_output_tokens = 0
+        self.mask: MaskArray | None = None
+        """Which tokens the request's grammar allows next; of no use to another position."""
         self._allowed = _ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
         self._biased = _ids("logit_bias", list(params.logit_bias), vocab_size)
         self._biases: FloatArray = np.array(list(params.logit_bias.values()), dtype=np.float32)
@@ -184,7 +188,8 @@ class RequestSamplingState:
     def needs_processing(self) -> bool:
         """False: the row of logits would pass `process_logits` unchanged."""
         return bool(
-            len(self._allowed)
+            self.mask is not None
+            or len(self._allowed)
             or len(self._biased)
             or self._counts is not None
             or self._bad_words
@@ -194,7 +199,8 @@ class RequestSamplingState:
     @property
     def needs_whole_rows(self) -> bool:
         """True: the token cannot be found without a whole row of logits."""
-        return self.params.logprobs is not None or len(self._allowed) > 0
+        has_mask = len(self._allowed) > 0 or self.mask is not None
+        return self.params.logprobs is not None or has_mask
 
     @property
     def is_masking_stops(self) -> bool:
@@ -231,6 +237,8 @@ class RequestSamplingState:
         if len(self._allowed):
             row.fill(-np.inf)
             row[self._allowed] = logits[self._allowed]
+        if self.mask is not None:
+            row[~unpacked(self.mask, len(row))] = -np.inf
         if self._bad_words:
             row[self._bad_words.forbidden()] = -np.inf
         if self.is_masking_stops:
@@ -248,11 +256,17 @@ def process_logits(logits: FloatArray, state: RequestSamplingState) -> FloatArra
     """
     row = state.process(logits)
     if not np.isfinite(row.max()):
+        grammar = "structured_outputs, " if state.mask is not None else ""
         raise RequestError(
-            "allowed_token_ids, bad_words, min_tokens and the penalties together leave no token "
-            "that could be generated: relax one of them"
+            f"{grammar}allowed_token_ids, bad_words, min_tokens and the penalties together leave no"
+            " token that could be generated: relax one of them"
         )
     return row
+
+
+def unpacked(mask: MaskArray, vocab_size: int) -> NDArray[np.bool_]:
+    """[V] True where the bit of a token is set."""
+    return np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
 def apply_penalties(row: FloatArray, seen: TokenCounts, params: SamplingParams) -> None:
