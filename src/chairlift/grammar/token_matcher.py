@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.grammar.parser_limits import raise_error
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -52,10 +54,10 @@ class TokenMatcher:
         """
         while self._ahead:
             self._matcher.consume_token(self._ahead.pop(0))
-            self._check()
+            raise_error(self._matcher)
         if self._mask is None:
             bits = self._matcher.compute_bitmask()
-            self._check()
+            raise_error(self._matcher)
             mask = np.zeros(self._num_words, dtype=np.uint32)
             # Rows of the output head without a token stay forbidden.
             words = np.frombuffer(bits, dtype=np.uint32)[: self._num_words]
@@ -67,17 +69,3 @@ class TokenMatcher:
         """Take note of the token that comes next; the next mask is its position's."""
         self._mask = None
         self._ahead.append(token_id)
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarError(first_line(self._matcher.get_error()))
-
-
-class GrammarError(Exception):
-    """A grammar can go no further; the message is one line."""
-
-
-def first_line(message: str) -> str:
-    """What llguidance says, without the state of its parser."""
-    line = message.strip().partition("\n")[0].strip()
-    return line[:300] or "unknown error"

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from chairlift.grammar.token_matcher import GrammarError, MaskArray, TokenMatcher
+from chairlift.grammar.parser_limits import GrammarError
+from chairlift.grammar.token_matcher import MaskArray, TokenMatcher
 
 logger = logging.getLogger("chairlift")
 

@@ -236,7 +236,7 @@ def test_commands_and_flags() -> None:
 
 
 def test_generate_has_every_option_of_a_request_and_the_engine() -> None:
-    """But for `detokenize`, without which there is nothing to show, and what has parts of its own."""
+    """But for `detokenize`: without text there is nothing to show; and what has several parts."""
     fields = dataclasses.fields(SamplingParams) + dataclasses.fields(EngineConfig)
     names = {"--" + field.name.replace("_", "-") for field in fields} - {
         "--detokenize",
