@@ -18,6 +18,8 @@ MAX_SCHEMA_DEPTH = 64
 """Levels of JSON: 32 objects, each among the properties of the one before."""
 MAX_SCHEMA_NODES = 2000
 """Values in the schema's JSON, names of members left out."""
+MAX_LOWER_BOUND = 100_000
+"""Of lengths in a schema: what must be longer can be told by nobody."""
 MAX_REGEX_LENGTH = 1024
 MAX_CHOICES = 1024
 MAX_CHOICES_BYTES = 64 * 1024
@@ -149,11 +151,13 @@ def _schema(value: object) -> str:
             _refuse("json", "must be a JSON schema, and this is no valid JSON")
     if not isinstance(value, Mapping):
         _refuse("json", f"must be a JSON schema, an object, got {type(value).__name__}")
-    for count, depth in enumerate(_depths(value), start=1):
+    for count, (item, depth) in enumerate(_walk(value), start=1):
         if depth > MAX_SCHEMA_DEPTH:
             _refuse("json", f"takes at most {MAX_SCHEMA_DEPTH} levels of nesting")
         if count > MAX_SCHEMA_NODES:
             _refuse("json", f"takes at most {MAX_SCHEMA_NODES} values")
+        if isinstance(item, Mapping):
+            _check_lower_bounds(item)
     try:
         text = json_text.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
         size = len(text.encode("utf-8"))
@@ -171,15 +175,22 @@ def _plain(value: object) -> object:
     raise TypeError
 
 
-def _depths(value: object) -> Iterator[int]:
-    """The level of every value inside, itself included; stops nowhere on its own if it is endless.
+def _check_lower_bounds(schema: Mapping[Any, Any]) -> None:
+    for name in ("minItems", "minLength", "minProperties"):
+        bound = schema.get(name)
+        if isinstance(bound, (int, float)) and bound > MAX_LOWER_BOUND:
+            _refuse("json", f"takes a {name} of at most {MAX_LOWER_BOUND}")
+
+
+def _walk(value: object) -> Iterator[tuple[object, int]]:
+    """Every value inside with its level, itself included; endless if it holds itself.
 
     Without recursion: what is too deep is told by the caller, not by the interpreter.
     """
     pending = [(value, 1)]
     while pending:
         item, depth = pending.pop()
-        yield depth
+        yield item, depth
         members: Iterator[object] = iter(())
         if isinstance(item, Mapping):
             members = iter(item.values())

@@ -88,6 +88,8 @@ def test_a_schema_is_kept_as_json(schema: str | Mapping[str, Any]) -> None:
         ("json", nested(MAX_SCHEMA_DEPTH + 1), "levels"),
         ("json", nested(480), "levels"),
         ("json", {"enum": ["x"] * MAX_SCHEMA_NODES}, "values"),
+        ("json", {"items": {"minItems": 10**9}}, "minItems"),
+        ("json", {"minLength": 1e300}, "minLength"),
         ("regex", "", "not empty"),
         ("regex", 5, "not empty"),
         ("regex", "a" * (MAX_REGEX_LENGTH + 1), "characters"),

@@ -16,7 +16,9 @@ from typing import Any
 from chairlift.core.request import Request
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.grammar.grammar_compiler import GrammarCompiler
+from chairlift.grammar.token_matcher import CompiledGrammar
 from chairlift.sampling_params import SamplingParams
+from chairlift.structured_outputs import StructuredOutputsParams
 from chairlift.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -94,7 +96,7 @@ class InputProcessor:
         bad_words = self._bad_word_ids(params)
         grammar = None
         if params.structured_outputs is not None:
-            grammar = self._grammars.compile(params.structured_outputs)
+            grammar = self.compile_grammar(params.structured_outputs)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         children = tuple(
             Request(
@@ -123,6 +125,14 @@ class InputProcessor:
             params=params,
             children=children,
         )
+
+    def has_compiled(self, asked: StructuredOutputsParams) -> bool:
+        """Whether compiling it again would take no time."""
+        return self._grammars.has(asked)
+
+    def compile_grammar(self, asked: StructuredOutputsParams) -> CompiledGrammar:
+        """May take a second, once; raises `RequestError`, naming the field.  Thread-safe."""
+        return self._grammars.compile(asked)
 
     def _tokens(self, prompt: object) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from chairlift.errors import RequestError
 from chairlift.grammar.compile_trial import CompileTrial
 from chairlift.grammar.grammar_text import grammar_text
-from chairlift.grammar.parser_limits import GrammarError, check_grammar, first_line
+from chairlift.grammar.parser_limits import GrammarError, check_grammar
 from chairlift.grammar.token_matcher import CompiledGrammar
 from chairlift.grammar.token_trie import build_token_trie
 from chairlift.structured_outputs import StructuredOutputsParams
@@ -42,25 +43,25 @@ class GrammarCompiler:
         self._trie: LLTokenizer | None = None
         self._trie_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, CompiledGrammar | str] = OrderedDict()
-        """By text, the one that was used last at the end; of those that are wrong, why."""
+        self._kept: OrderedDict[StructuredOutputsParams, _Kept] = OrderedDict()
+        """The one that was used last at the end."""
         self._kept_bytes = 0
+
+    def has(self, params: StructuredOutputsParams) -> bool:
+        """Whether `compile` would return or raise at once."""
+        with self._lock:
+            return params in self._kept
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Raises `RequestError`, naming the field."""
-        field = f"structured_outputs.{params.kind}"
-        trie = self._open_trie()
-        try:
-            text = grammar_text(params)
-        except ValueError as error:
-            raise _refusal(field, first_line(str(error))) from None
-        found = self._find(text)
-        if found is None:
-            found = self._compile(text, trie)
-            self._keep(text, found)
-        if isinstance(found, str):
-            raise _refusal(field, found)
-        return found
+        kept = self._find(params)
+        if kept is None:
+            kept = self._compile(params, self._open_trie())
+            self._keep(params, kept)
+        if isinstance(kept.found, str):
+            field = f"structured_outputs.{params.kind}"
+            raise RequestError(f"{field} cannot be compiled: {kept.found}", field=field)
+        return kept.found
 
     def _open_trie(self) -> LLTokenizer:
         with self._trie_lock:
@@ -68,33 +69,36 @@ class GrammarCompiler:
                 self._trie = build_token_trie(self._tokenizer)
             return self._trie
 
-    def _compile(self, text: str, trie: LLTokenizer) -> CompiledGrammar | str:
+    def _compile(self, params: StructuredOutputsParams, trie: LLTokenizer) -> _Kept:
+        num_bytes = _BASE_BYTES
         try:
+            text = grammar_text(params)
+            num_bytes += _BYTES_PER_CHARACTER * len(text)
             self._trial.check(text)
-            return CompiledGrammar(start=check_grammar(text, trie), vocab_size=self._vocab_size)
+            start = check_grammar(text, trie)
+            return _Kept(CompiledGrammar(start=start, vocab_size=self._vocab_size), num_bytes)
         except GrammarError as error:
-            return str(error)
+            return _Kept(str(error), num_bytes)
 
-    def _find(self, text: str) -> CompiledGrammar | str | None:
+    def _find(self, params: StructuredOutputsParams) -> _Kept | None:
         with self._lock:
-            if text in self._kept:
-                self._kept.move_to_end(text)
-            return self._kept.get(text)
+            if params in self._kept:
+                self._kept.move_to_end(params)
+            return self._kept.get(params)
 
-    def _keep(self, text: str, found: CompiledGrammar | str) -> None:
+    def _keep(self, params: StructuredOutputsParams, kept: _Kept) -> None:
         with self._lock:
-            if text in self._kept:
+            if params in self._kept:
                 return
-            self._kept[text] = found
-            self._kept_bytes += _cost(text)
+            self._kept[params] = kept
+            self._kept_bytes += kept.num_bytes
             while self._kept_bytes > self._max_cache_bytes:
-                oldest, _ = self._kept.popitem(last=False)
-                self._kept_bytes -= _cost(oldest)
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= oldest.num_bytes
 
 
-def _cost(text: str) -> int:
-    return _BASE_BYTES + _BYTES_PER_CHARACTER * len(text)
-
-
-def _refusal(field: str, why: str) -> RequestError:
-    return RequestError(f"{field} cannot be compiled: {why}", field=field)
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    found: CompiledGrammar | str
+    """Of a grammar that is wrong, why."""
+    num_bytes: int

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any, Final
 
+from chairlift.grammar.parser_limits import GrammarError, first_line
 from chairlift.structured_outputs import StructuredOutputsParams
 
 WHITESPACE_PATTERN: Final = r" ?|\r?\n[ \t]{0,32}"
@@ -25,7 +26,7 @@ _GBNF: Final = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 def grammar_text(params: StructuredOutputsParams) -> str:
-    """Raises ValueError for a GBNF grammar that cannot be converted."""
+    """Raises `GrammarError` for a GBNF grammar that cannot be converted."""
     from llguidance import LLMatcher
 
     if params.json is not None:
@@ -80,6 +81,6 @@ def _lark(grammar: str) -> str:
     try:
         return any_to_lark(grammar)
     except RecursionError:
-        raise ValueError("the grammar is nested too deeply") from None
+        raise GrammarError("the grammar is nested too deeply") from None
     except Exception as error:  # the converter's own exceptions have no base but this
-        raise ValueError(str(error)) from None
+        raise GrammarError(first_line(str(error))) from None
