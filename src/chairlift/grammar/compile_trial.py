@@ -7,6 +7,7 @@ remainders of large numbers keep it busy for minutes, and a thread in native cod
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -17,8 +18,8 @@ from chairlift.grammar.parser_limits import GrammarError
 from chairlift.grammar.trial_process import packed_tokens, read_frame, write_frame
 from chairlift.tokenizer.tokenizer import Tokenizer
 
-MAX_WAIT_S: Final = 60.0
-"""The process ends itself after a second of work; this is for one that cannot even do that."""
+MAX_WAIT_S: Final = 5.0
+"""Where a process cannot end itself after a second of its own time (Windows)."""
 TOO_MUCH: Final = "it takes too much time or memory to compile: make it simpler"
 
 
@@ -69,6 +70,8 @@ class CompileTrial:
 
     def _ask(self, text: bytes) -> bytes | None:
         assert self._process is not None
+        if hasattr(signal, "setitimer"):
+            return self._exchange(text)
         timer = threading.Timer(MAX_WAIT_S, self._process.kill)
         timer.daemon = True
         timer.start()

@@ -18,8 +18,9 @@ from chairlift.grammar.token_matcher import MaskArray, TokenMatcher
 
 logger = logging.getLogger("chairlift")
 
-MAX_WAIT_S: Final = 30.0
-"""A mask takes a millisecond; whatever takes this long will not end, and its request must."""
+MAX_WAITS: Final = 30
+"""Of a second each.  A mask takes a millisecond: what takes this long will not end, and its request
+must.  Counted in parts, so that a machine that was stopped for a while gets its time."""
 
 
 @dataclass(slots=True)
@@ -68,8 +69,9 @@ class MaskThread:
 
     def join(self, pending: PendingMasks) -> tuple[dict[str, MaskArray], dict[str, str]]:
         """All masks that came, and why others did not.  A thread that hangs is left behind."""
-        if pending.is_done.wait(MAX_WAIT_S):
-            return pending.masks, pending.errors
+        for _ in range(MAX_WAITS):
+            if pending.is_done.wait(1.0):
+                return pending.masks, pending.errors
         self._jobs = None
         masks, errors = dict(pending.masks), dict(pending.errors)
         for request_id in pending.matchers:
