@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from chairlift.outputs import CompletionOutput, Logprob, RequestOutput
     from chairlift.sampling_params import SamplingParams
+    from chairlift.structured_outputs import StructuredOutputsParams
 
 _HOMES = {
     "AsyncEngine": "chairlift.engine.async_engine",
@@ -42,6 +43,7 @@ _HOMES = {
     "RequestError": "chairlift.errors",
     "RequestOutput": "chairlift.outputs",
     "SamplingParams": "chairlift.sampling_params",
+    "StructuredOutputsParams": "chairlift.structured_outputs",
 }
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

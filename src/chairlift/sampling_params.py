@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from chairlift.errors import RequestError
+from chairlift.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -65,6 +66,8 @@ class SamplingParams:
     """Texts whose last token is forbidden once the others have been generated."""
     allowed_token_ids: Sequence[int] | None = None
     """Nothing but these may be generated."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """A schema, a regular expression, choices or a grammar that the text must match."""
     skip_special_tokens: bool = True
     detokenize: bool = True
     """False: outputs carry token ids only, and `stop` strings are refused."""
@@ -86,6 +89,12 @@ class SamplingParams:
         self._check_shape_of_distribution()
         self._check_penalties()
         self._check_stops()
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise RequestError(
+                "structured_outputs must be StructuredOutputsParams, got"
+                f" {type(self.structured_outputs).__name__}",
+                field="structured_outputs",
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles by its values: a read-only mapping can do neither by itself."""

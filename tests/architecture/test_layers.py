@@ -18,6 +18,7 @@ LEVELS = {
     "engine": 5,
     "runner": 4,
     "models": 3,
+    "grammar": 3,
     "weights": 2,
     "tokenizer": 2,
     "kernels": 1,
@@ -29,6 +30,7 @@ TOP = {"__init__", "__main__"}
 THIRD_PARTY = {
     "core": set(),
     "models": set(),
+    "grammar": {"llguidance", "numpy"},
     "kernels": {"numpy", "threadpoolctl"},
     "runner": {"numpy"},
     "weights": {"numpy", "huggingface_hub"},

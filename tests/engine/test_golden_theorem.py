@@ -16,6 +16,7 @@ import pytest
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.sampling_params import SamplingParams
+from chairlift.structured_outputs import StructuredOutputsParams
 from engines import Job, make_engine, preempting, run_jobs, tokens_of
 
 BATCHING = ("continuous", "dynamic", "static")
@@ -94,6 +95,57 @@ def tiny_jobs() -> list[Job]:
         ),
         Job(prompt=shared[:37], params=params(7, temperature=0.0), arrival_step=5),
         Job(prompt=list(range(100, 161)), params=params(4, temperature=0.0), arrival_step=6),
+    ]
+
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer", "minimum": 10, "maximum": 999},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue", "grün"]}, "maxItems": 2},
+        "note": {"type": "string", "maxLength": 6},
+    },
+    "required": ["id", "tags", "note"],
+    "additionalProperties": False,
+}
+
+
+def constrained_jobs() -> list[Job]:
+    """Of every kind of grammar: greedy, seeded, restricted, penalised, forked, cut off."""
+    shared = [(7 * i + 3) % 250 + 2 for i in range(40)]
+
+    def params(asked: StructuredOutputsParams, **options: object) -> SamplingParams:
+        values = {"max_tokens": 24, "temperature": 0.0, **options}
+        return SamplingParams(structured_outputs=asked, **values)  # type: ignore[arg-type]
+
+    schema = StructuredOutputsParams(json=RECORD)
+    seeded = {"temperature": 1.0, "seed": 5}
+    return [
+        Job(prompt=shared[:37], params=params(schema)),
+        Job(prompt=[*shared, 9, 8, 7], params=params(schema, **seeded), arrival_step=1),
+        Job(prompt=shared[:32], params=params(schema, n=3, **seeded), arrival_step=2),
+        Job(
+            prompt=[5, 6, 7],
+            params=params(StructuredOutputsParams(regex="([a-f]|[0-9]{2})*"), **seeded, top_p=0.7),
+            arrival_step=2,
+        ),
+        Job(
+            prompt=[*shared[:20], *range(30, 45)],
+            params=params(
+                StructuredOutputsParams(grammar='start: ("x" | y)*\ny: "(" start ")" | "-"'),
+                temperature=0.9,
+                top_k=3,
+                seed=2,
+                repetition_penalty=1.3,
+                logit_bias={50: 2.0},
+            ),
+            arrival_step=4,
+        ),
+        Job(
+            prompt=shared[:37],
+            params=params(StructuredOutputsParams(choice=["yes", "yesterday", "no"]), logprobs=1),
+            arrival_step=5,
+        ),
     ]
 
 
@@ -184,6 +236,30 @@ def test_tokens_do_not_depend_on_company_tiny_model(
             seed=seed,
         )
     assert sum(swapped[-12:]) > 0
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("batching", BATCHING)
+def test_tokens_do_not_depend_on_company_with_grammars(
+    load_tiny: Callable[..., LoadedModel], solo: Solo, kernels: str, batching: str
+) -> None:
+    """Neither those of constrained requests nor those of others beside them."""
+    model = load_tiny("llama3", kernels)
+    jobs = [job for pair in zip(tiny_jobs(), constrained_jobs(), strict=False) for job in pair]
+    expected = solo(model, jobs)
+    for seed, (chunk, preemption) in enumerate(itertools.product((1, 7, 512), PREEMPTION)):
+        check(
+            model,
+            jobs,
+            expected,
+            batching=batching,
+            prefill=PREFILL[seed % 2],
+            chunk=chunk,
+            preemption=preemption,
+            prefix_cache=chunk != 7,
+            seed=seed,
+        )
+    assert sum(swapped[-9:]) > 0
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -328,6 +404,32 @@ def test_tokens_do_not_depend_on_company_real_model(
         preemption=preemption,
         prefix_cache=prefix_cache,
         seed=count,
+    )
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("preemption", PREEMPTION)
+def test_tokens_do_not_depend_on_company_real_model_with_grammars(
+    load_default_model: Callable[..., LoadedModel], solo: Solo, preemption: str
+) -> None:
+    """A vocabulary of 49,152 tokens, where masks and candidates differ most from whole rows."""
+    model = load_default_model("int8")
+    texts = ("Describe a person:", "A list of colours as JSON:", "Yes or no?")
+    constrained = [
+        dataclasses.replace(job, prompt=texts[index % 3])
+        for index, job in enumerate(constrained_jobs())
+    ]
+    jobs = [job for pair in zip(real_jobs(6, 16), constrained, strict=True) for job in pair]
+    check(
+        model,
+        jobs,
+        solo(model, jobs),
+        batching="continuous",
+        prefill="chunked",
+        chunk=16,
+        preemption=preemption,
+        prefix_cache=preemption != "swap",
     )
 
 

@@ -57,6 +57,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     ],
     "bad_words": [[""], [1], 7],
     "allowed_token_ids": [[], [-1], [True], 5, "1"],
+    "structured_outputs": [{"json": {}}, "a+", False],
     "skip_special_tokens": [0, None],
     "detokenize": ["no", None],
 }
@@ -105,6 +106,7 @@ def test_defaults_are_vllms() -> None:
         "logit_bias": {},
         "bad_words": (),
         "allowed_token_ids": None,
+        "structured_outputs": None,
         "skip_special_tokens": True,
         "detokenize": True,
     }

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from chairlift.cli import bench_kernels, bench_latency, bench_serve, bench_throughput
+from chairlift.cli import (
+    bench_kernels,
+    bench_latency,
+    bench_serve,
+    bench_structured,
+    bench_throughput,
+)
 from chairlift.cli.dataclass_options import Values, with_options
 from chairlift.config import EngineConfig
 
@@ -25,6 +31,7 @@ app = typer.Typer(
 app.command("throughput")(bench_throughput.throughput)
 app.command("latency")(bench_latency.latency)
 app.command("kernels")(bench_kernels.kernels)
+app.command("structured")(bench_structured.structured)
 app.command("serve")(bench_serve.serve)
 
 

@@ -20,7 +20,10 @@ MAX_TOKENS = 128
 
 
 @with_options(
-    SamplingParams, EngineConfig, without=("detokenize",), defaults={"max_tokens": MAX_TOKENS}
+    SamplingParams,
+    EngineConfig,
+    without=("detokenize", "structured_outputs"),
+    defaults={"max_tokens": MAX_TOKENS},
 )
 def generate(
     prompts: Annotated[

@@ -75,6 +75,8 @@ class Request:
     choice_index: int = 0
     """Which of the prompt's completions this is: part of the key of its random numbers."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: object | None = None
+    """Compiled, for the runner: what the text must look like."""
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)

@@ -265,6 +265,7 @@ class Scheduler:
                     seed=request.seed,
                     choice_index=request.choice_index,
                     bad_word_ids=request.bad_word_ids,
+                    grammar=request.grammar,
                 )
             )
 

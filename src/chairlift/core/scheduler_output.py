@@ -26,6 +26,7 @@ class NewRequest:
     seed: int = 0
     choice_index: int = 0
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: object | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,10 @@ from typing import Any
 
 from chairlift.core.request import Request
 from chairlift.errors import ContextLengthError, RequestError
+from chairlift.grammar.grammar_compiler import GrammarCompiler
+from chairlift.grammar.token_matcher import CompiledGrammar
 from chairlift.sampling_params import SamplingParams
+from chairlift.structured_outputs import StructuredOutputsParams
 from chairlift.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -55,6 +58,7 @@ class InputProcessor:
         self._defaults = defaults
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._counter = itertools.count()
+        self._grammars = GrammarCompiler(tokenizer, vocab_size)
 
     def process(
         self,
@@ -87,9 +91,12 @@ class InputProcessor:
         room = self._max_model_len - len(token_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        if not params.ignore_eos or params.structured_outputs is not None:
             stop_ids |= {i for i in self._tokenizer.eos_ids if i < self._vocab_size}
         bad_words = self._bad_word_ids(params)
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = self.compile_grammar(params.structured_outputs)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         children = tuple(
             Request(
@@ -107,6 +114,7 @@ class InputProcessor:
                 seed=seed,
                 choice_index=index,
                 bad_word_ids=bad_words,
+                grammar=grammar,
             )
             for index in range(params.n)
         )
@@ -117,6 +125,14 @@ class InputProcessor:
             params=params,
             children=children,
         )
+
+    def has_compiled(self, asked: StructuredOutputsParams) -> bool:
+        """Whether compiling it again would take no time."""
+        return self._grammars.has(asked)
+
+    def compile_grammar(self, asked: StructuredOutputsParams) -> CompiledGrammar:
+        """May take a second, once; raises `RequestError`, naming the field.  Thread-safe."""
+        return self._grammars.compile(asked)
 
     def _tokens(self, prompt: object) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):

@@ -43,7 +43,7 @@ def row_query(state: RequestSamplingState) -> RowQuery | None:
         state.num_output_tokens,
         state.temperature,
         state.list_plan,
-        state.edits() if state.needs_processing else None,
+        state.edits() if state.needs_edits else None,
     )
 
 

@@ -3,7 +3,7 @@
 Owns `RequestSamplingState` and the pure steps, each on ONE float32 row.  The order is vLLM's:
 
 ```
-process_logits   allowed_token_ids, bad words, min_tokens, logit_bias, repetition penalty,
+process_logits   allowed_token_ids, grammar, bad words, min_tokens, logit_bias, repetition penalty,
                  frequency penalty, presence penalty
 scale_logits     temperature
 kept_token_ids   min_p, top_k, top_p
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.errors import RequestError
+from chairlift.grammar.token_matcher import MaskArray
 from chairlift.kernels.counter_random import stream_base
 from chairlift.kernels.interface import FloatArray
 from chairlift.runner.list_plan import ListPlan, plan_list
@@ -30,6 +31,7 @@ TokenIdArray = NDArray[np.int64]
 
 _NUM_GROUPS: Final = 1024
 _DEPTHS: Final = (4.0, 8.0, 16.0, 32.0)
+_FEW_WORDS: Final = 128
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 
@@ -127,6 +129,7 @@ class RequestSamplingState:
         "_stop_masks",
         "choice",
         "list_plan",
+        "mask",
         "num_output_tokens",
         "params",
         "seed",
@@ -160,6 +163,8 @@ class RequestSamplingState:
         self.temperature: Final = divisor_of(params)
         self.list_plan: Final[ListPlan] = plan_list(params, float(self.temperature), vocab_size)
         self.num_output_tokens = 0
+        self.mask: MaskArray | None = None
+        """Which tokens the request's grammar allows next; set anew for every position."""
         self._allowed = _ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
         self._biased = _ids("logit_bias", list(params.logit_bias), vocab_size)
         self._biases: FloatArray = np.array(list(params.logit_bias.values()), dtype=np.float32)
@@ -183,6 +188,11 @@ class RequestSamplingState:
     @property
     def needs_processing(self) -> bool:
         """False: the row of logits would pass `process_logits` unchanged."""
+        return self.mask is not None or self.needs_edits
+
+    @property
+    def needs_edits(self) -> bool:
+        """Something other than a grammar changes the row of logits."""
         return bool(
             len(self._allowed)
             or len(self._biased)
@@ -194,7 +204,22 @@ class RequestSamplingState:
     @property
     def needs_whole_rows(self) -> bool:
         """True: the token cannot be found without a whole row of logits."""
-        return self.params.logprobs is not None or len(self._allowed) > 0
+        is_masked = len(self._allowed) > 0 or (self.mask is not None and self.list_plan.size > 0)
+        return self.params.logprobs is not None or is_masked
+
+    def allows(self, token_id: int) -> bool:
+        """Whether the grammar, if there is one, lets this token come next."""
+        if self.mask is None:
+            return True
+        return bool(int(self.mask[token_id >> 5]) >> (token_id & 31) & 1)
+
+    @property
+    def forced_token(self) -> int | None:
+        """The only token that the grammar allows, unless somebody wants to know more of the row."""
+        if self.mask is None or self.needs_edits or self.params.logprobs is not None:
+            return None
+        ids = few_set_bits(self.mask)
+        return int(ids[0]) if ids is not None and len(ids) == 1 else None
 
     @property
     def is_masking_stops(self) -> bool:
@@ -227,10 +252,11 @@ class RequestSamplingState:
 
     def process(self, logits: FloatArray) -> FloatArray:
         """See `process_logits`."""
-        row = logits.copy()
+        row = logits.copy() if self.mask is None else masked(logits, self.mask)
         if len(self._allowed):
+            allowed = row[self._allowed]
             row.fill(-np.inf)
-            row[self._allowed] = logits[self._allowed]
+            row[self._allowed] = allowed
         if self._bad_words:
             row[self._bad_words.forbidden()] = -np.inf
         if self.is_masking_stops:
@@ -248,11 +274,34 @@ def process_logits(logits: FloatArray, state: RequestSamplingState) -> FloatArra
     """
     row = state.process(logits)
     if not np.isfinite(row.max()):
+        grammar = "structured_outputs, " if state.mask is not None else ""
         raise RequestError(
-            "allowed_token_ids, bad_words, min_tokens and the penalties together leave no token "
-            "that could be generated: relax one of them"
+            f"{grammar}allowed_token_ids, bad_words, min_tokens and the penalties together leave no"
+            " token that could be generated: relax one of them"
         )
     return row
+
+
+def masked(logits: FloatArray, mask: MaskArray) -> FloatArray:
+    """A new row [V]: `logits` where the bit of a token is set, elsewhere minus infinity."""
+    ids = few_set_bits(mask)
+    if ids is None:
+        bits = np.unpackbits(mask.view(np.uint8), count=len(logits), bitorder="little")
+        return np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
+    row: FloatArray = np.full(len(logits), -np.inf, dtype=np.float32)
+    row[ids] = logits[ids]
+    return row
+
+
+def few_set_bits(mask: MaskArray) -> TokenIdArray | None:
+    """Ascending ids of the tokens whose bits are set; None where too many words have some."""
+    words = np.flatnonzero(mask)
+    if len(words) > _FEW_WORDS:
+        return None
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
+    places = np.flatnonzero(bits)
+    ids: TokenIdArray = words[places >> 5] * 32 + (places & 31)
+    return ids
 
 
 def apply_penalties(row: FloatArray, seen: TokenCounts, params: SamplingParams) -> None:

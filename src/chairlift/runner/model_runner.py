@@ -22,11 +22,13 @@ from chairlift.core.scheduler_output import (
     SchedulerOutput,
 )
 from chairlift.errors import RequestError
+from chairlift.grammar.token_matcher import CompiledGrammar, TokenMatcher
 from chairlift.kernels.candidates import CandidateQuery, Candidates
 from chairlift.kernels.interface import BatchLayout, FloatArray, IntArray
 from chairlift.models.decoder import Decoder
 from chairlift.outputs import PositionLogprobs
 from chairlift.runner.forward_batch import build_layout, build_token_ids
+from chairlift.runner.grammar_masks import MaskThread, PendingMasks
 from chairlift.runner.kv_cache import KVCache
 from chairlift.runner.logits_processors import RequestSamplingState
 from chairlift.runner.memory import LOGIT_ROWS
@@ -43,8 +45,17 @@ class _Riding:
     num_prompt_tokens: int
     sampling: RequestSamplingState
     prompt_logprobs: int | None
+    matcher: TokenMatcher | None
+    """Follows the output where a grammar constrains it."""
     num_prompt_logprobs: int = 0
     """Prompt positions already answered: a recomputed prompt does not answer twice."""
+
+    def append(self, token_id: int) -> None:
+        """The next output token."""
+        self.token_ids.append(token_id)
+        self.sampling.append(token_id)
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,10 @@ class HiddenRows:
     def logits(self, rows: Sequence[int]) -> FloatArray:
         return self.model.logits(self.hidden, self.rows[rows])
 
+    def only(self, rows: Sequence[int]) -> HiddenRows:
+        """The same without the other rows."""
+        return HiddenRows(self.model, self.hidden, self.rows[rows])
+
 
 class ModelRunner:
     """An `Executor` with a model and a KV cache behind it."""
@@ -82,6 +97,7 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self._block_size = block_size
         self._sampler = Sampler()
+        self._mask_thread = MaskThread()
         self._riding: dict[str, _Riding] = {}
 
     def submit(self, output: SchedulerOutput) -> CompletedStep:
@@ -134,6 +150,7 @@ class ModelRunner:
                 choice=new.choice_index,
             ),
             prompt_logprobs=new.sampling_params.prompt_logprobs,
+            matcher=_matcher(new.grammar),
         )
 
     def _execute(self, scheduled: list[ScheduledRequest]) -> RunnerOutput:
@@ -143,6 +160,8 @@ class ModelRunner:
         token_ids = build_token_ids(scheduled, tokens)
         layout = build_layout(scheduled, self._block_size)
         sampling = [index for index, item in enumerate(scheduled) if item.is_sampling]
+        ids = [scheduled[index].request_id for index in sampling]
+        masks = self._start_masks(ids)
         rows = layout.query_start[1:][sampling] - 1
         if any(self._is_scored(item) for item in scheduled):
             hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks)
@@ -150,8 +169,7 @@ class ModelRunner:
             hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks, rows)
             rows = np.arange(len(rows), dtype=np.int32)
         prompt_logprobs, unscored = self._prompt_logprobs(scheduled, layout, hidden)
-        ids = [scheduled[index].request_id for index in sampling]
-        sampled, errors = self._sample(ids, HiddenRows(self.model, hidden, rows))
+        sampled, errors = self._sample(ids, HiddenRows(self.model, hidden, rows), masks)
         return RunnerOutput(
             sampled=sampled, prompt_logprobs=prompt_logprobs, errors={**errors, **unscored}
         )
@@ -162,21 +180,32 @@ class ModelRunner:
         return riding is not None and riding.prompt_logprobs is not None
 
     def _sample(
-        self, ids: list[str], rows: HiddenRows
+        self, ids: list[str], rows: HiddenRows, pending: PendingMasks
     ) -> tuple[dict[str, SampledToken], dict[str, str]]:
         """New tokens of the requests whose last known token was computed, a row for each."""
         if not ids:
             return {}, {}
+        masks, errors = self._mask_thread.join(pending)
+        for request_id, mask in masks.items():
+            self._riding[request_id].sampling.mask = mask
+        if errors:
+            kept = [index for index, request_id in enumerate(ids) if request_id not in errors]
+            ids, rows = [ids[index] for index in kept], rows.only(kept)
         states = [self._riding[request_id].sampling for request_id in ids]
         chosen = self._sampler.sample(rows, states)
         sampled: dict[str, SampledToken] = {}
         for request_id, token in zip(ids, chosen.tokens, strict=True):
             if token is not None:
                 sampled[request_id] = token
-                riding = self._riding[request_id]
-                riding.token_ids.append(token.token_id)
-                riding.sampling.append(token.token_id)
-        return sampled, {ids[row]: message for row, message in chosen.errors.items()}
+                self._riding[request_id].append(token.token_id)
+        return sampled, {**errors, **{ids[row]: text for row, text in chosen.errors.items()}}
+
+    def _start_masks(self, ids: list[str]) -> PendingMasks:
+        """Of those that a grammar constrains, in a thread while the model runs."""
+        matchers = {request_id: self._riding[request_id].matcher for request_id in ids}
+        return self._mask_thread.start(
+            {name: matcher for name, matcher in matchers.items() if matcher is not None}
+        )
 
     def _prompt_logprobs(
         self, scheduled: list[ScheduledRequest], layout: BatchLayout, hidden: FloatArray
@@ -216,6 +245,13 @@ class ModelRunner:
                 riding.prompt_logprobs or 0,
             )
         return scored
+
+
+def _matcher(grammar: object | None) -> TokenMatcher | None:
+    if grammar is None:
+        return None
+    assert isinstance(grammar, CompiledGrammar)
+    return grammar.new_matcher()
 
 
 def _describe(error: Exception) -> str:

@@ -8,7 +8,9 @@ position alone, so a row gives the same token, bit for bit, in any company.
 A row takes the cheapest of two routes: a few candidates that the output head finds while it
 computes logits (`candidate_choice.py`), or the whole row of logits, where log probabilities are
 asked for, a mask covers nearly everything, or candidates leave the token undecided.  Both give the
-same token.  Knows no request ids, no text and no scheduling.
+same token.  A grammar's mask is looked at last: the best token of all is the best of those that are
+allowed if it is allowed, and where only one is allowed, no row is needed.  Knows no request ids,
+no text and no scheduling.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from chairlift.runner.candidate_query import RowQuery, build_query, row_query
 from chairlift.runner.logits_processors import (
     RequestSamplingState,
     TokenIdArray,
+    few_set_bits,
     kept_token_ids,
     process_logits,
     scale_logits,
@@ -87,13 +90,22 @@ class Sampler:
         Leaves the states unchanged: the caller appends the tokens.  Whatever goes wrong with one
         row becomes that row's error, and the others have their tokens.
         """
-        if len(states) <= FEW_ROWS and all(state.params.is_greedy for state in states):
-            return self.sample_logits(head.logits(list(range(len(states)))), states)
         tokens: list[SampledToken | None] = [None] * len(states)
         errors: dict[int, str] = {}
-        asked, whole = _divide_rows(states)
+        open_rows = []
+        for row, state in enumerate(states):
+            forced = state.forced_token
+            if forced is None:
+                open_rows.append(row)
+            else:
+                tokens[row] = SampledToken(token_id=forced)
+        asked: dict[int, RowQuery] = {}
+        whole = open_rows
+        if len(open_rows) > FEW_ROWS or not all(states[row].params.is_greedy for row in open_rows):
+            asked, whole = _divide_rows(states, open_rows)
         for row, token_id in _choose(head, asked).items():
-            if token_id == UNDECIDED:
+            # The best token of all is also the best of those that a grammar allows, if it is one.
+            if token_id == UNDECIDED or not states[row].allows(token_id):
                 whole.append(row)
             else:
                 tokens[row] = SampledToken(token_id=token_id)
@@ -184,14 +196,14 @@ def draw_token(scaled: FloatArray, kept: TokenIdArray | None, key: int) -> int:
 
 
 def _divide_rows(
-    states: Sequence[RequestSamplingState],
+    states: Sequence[RequestSamplingState], rows: Sequence[int]
 ) -> tuple[dict[int, RowQuery], list[int]]:
-    """Rows whose candidates suffice, as a rule, and rows that must be there as a whole."""
+    """Of `rows` those whose candidates suffice, as a rule, and those that must be there whole."""
     asked: dict[int, RowQuery] = {}
     whole: list[int] = []
-    for row, state in enumerate(states):
+    for row in rows:
         try:
-            query = row_query(state)
+            query = row_query(states[row])
         except Exception:  # looked at alone, the row will say what is wrong with it
             query = None
         if query is None:
@@ -238,14 +250,18 @@ def _sample_row(
     _require_finite(peak)
     params = state.params
     row = logits
-    if state.needs_processing:
+    is_settled = params.is_greedy and not state.needs_edits and state.allows(best)
+    if state.needs_processing and not is_settled:
         row = process_logits(logits, state)
         best = int(row.argmax())
         peak = float(row[best])
     if not params.is_greedy:
         scaled = scale_logits(row, np.float32(peak), state.temperature)
         key = stream_key(state.seed, state.choice, state.num_output_tokens)
-        best = draw_token(scaled, kept_token_ids(scaled, params), key)
+        kept = kept_token_ids(scaled, params)
+        if kept is None and state.mask is not None:
+            kept = few_set_bits(state.mask)
+        best = draw_token(scaled, kept, key)
     if params.logprobs is None:
         return SampledToken(token_id=best)
     return SampledToken(token_id=best, logprobs=position_logprobs(logits, best, params.logprobs))

@@ -19,7 +19,13 @@ from chairlift.server.json_body import JsonObject
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.field_policy import REFUSED_IN_CHAT
 from chairlift.server.protocol.strict_model import parse
-from chairlift.server.request_reading import book_fields, check_fits, log_prompts, process
+from chairlift.server.request_reading import (
+    book_fields,
+    check_fits,
+    compile_grammar,
+    log_prompts,
+    process,
+)
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 
@@ -72,6 +78,7 @@ async def chat_work(
     deadline_s = deadline_of(exchange, request.timeout, serving.config.request_timeout)
     serving.admission.check_time(exchange.key_name, deadline_s)
     async with until_disconnect(receive):
+        await compile_grammar(serving, engine, request)
         processed = await serving.in_text_thread(
             _process, serving, engine, served, exchange, request, id
         )

@@ -227,7 +227,10 @@ def check_output(output: RequestOutput, exchange: Exchange) -> None:
 def _failure(completion: CompletionOutput, exchange: Exchange) -> ApiError:
     if completion.finish_reason == "abort" and completion.stop_reason == DEADLINE:
         return deadline_exceeded("the request's time was up before its answer was complete")
-    is_nan = completion.error is not None and "logits" in completion.error
+    error = completion.error or ""
+    if error.startswith("structured_outputs"):
+        return bad_request(error, param="structured_outputs", code="grammar_failed")
+    is_nan = "logits" in error
     return internal_error(exchange.request_id, code="nan_logits" if is_nan else "internal_error")
 
 

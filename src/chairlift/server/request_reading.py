@@ -11,8 +11,9 @@ from starlette.types import Receive
 
 from chairlift.engine.async_engine import AsyncEngine
 from chairlift.engine.input_processor import ProcessedInput, Prompt
+from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.errors import bad_request
+from chairlift.server.errors import bad_request, of_request_error
 from chairlift.server.exchange import Exchange
 from chairlift.server.json_body import BodyLimits, JsonObject, parse_json_object, read_bytes
 from chairlift.server.protocol.field_policy import IsNeutral, ignored_fields
@@ -103,15 +104,30 @@ def process(
     request: SamplingFields,
 ) -> ProcessedInput:
     """Check and tokenize one prompt.  Raises `RequestError`."""
-    return engine.engine.process_input(
-        prompt,
-        params,
-        request_id=id,
-        priority=_priority(serving, exchange, request),
-        tenant=exchange.key_name if serving.shares_fairly else "",
-        cache_salt=_cache_salt(serving, exchange, request),
-        arrival_time=exchange.started_s,
-    )
+    try:
+        return engine.engine.process_input(
+            prompt,
+            params,
+            request_id=id,
+            priority=_priority(serving, exchange, request),
+            tenant=exchange.key_name if serving.shares_fairly else "",
+            cache_salt=_cache_salt(serving, exchange, request),
+            arrival_time=exchange.started_s,
+        )
+    except RequestError as error:
+        raise request.as_sent(error) from None
+
+
+async def compile_grammar(serving: Serving, engine: AsyncEngine, request: SamplingFields) -> None:
+    """Have the request's grammar at hand, where no text waits for it.  Raises `ApiError`."""
+    asked = request.structured()
+    if asked is None or engine.engine.input_processor.has_compiled(asked):
+        return
+    compile = engine.engine.input_processor.compile_grammar
+    try:
+        await serving.in_grammar_thread(compile, asked)
+    except RequestError as error:
+        raise of_request_error(request.as_sent(error)) from None
 
 
 def log_prompts(serving: Serving, exchange: Exchange, processed: Sequence[ProcessedInput]) -> None:

@@ -73,6 +73,7 @@ class Serving:
             ping_s=config.ping_interval, stall_s=config.slow_client_timeout
         )
         self._text_pool = ThreadPoolExecutor(_NUM_TEXT_THREADS, "chairlift-text")
+        self._grammar_pool = ThreadPoolExecutor(1, "chairlift-grammar")
         self._served: tuple[AsyncEngine, ServedModel] | None = None
         if self.shares_fairly:
             supervisor.prepare(lambda engine: engine.share_fairly(self.keys.weights))
@@ -102,6 +103,12 @@ class Serving:
         except RequestError as error:
             raise of_request_error(error) from None
 
+    async def in_grammar_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what compiles: it may take a second, and only those who also compile wait for it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._grammar_pool, function, *arguments)
+
     def close(self) -> None:
         self.tracer.close()
         self._text_pool.shutdown(wait=False, cancel_futures=True)
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chairlift.grammar.token_matcher import MaskArray
 from chairlift.kernels.candidates import CandidateQuery, Candidates
 from chairlift.kernels.interface import FloatArray, Kernels
 from chairlift.kernels.registry import create_kernels
@@ -63,8 +64,10 @@ def state_of(
     output: tuple[int, ...] = (),
     stop_token_ids: tuple[int, ...] = (),
     bad_word_ids: tuple[tuple[int, ...], ...] = (),
+    num_allowed: int | None = None,
     **options: Any,
 ) -> RequestSamplingState:
+    """`num_allowed`: so many random tokens are what a grammar allows."""
     state = RequestSamplingState(
         prompt,
         SamplingParams(max_tokens=None, **options),
@@ -76,7 +79,17 @@ def state_of(
     )
     for token_id in output:
         state.append(token_id)
+    if num_allowed is not None:
+        allowed = np.random.default_rng(seed).choice(vocab_size, num_allowed, replace=False)
+        state.mask = mask_of(allowed, vocab_size)
     return state
+
+
+def mask_of(allowed: Any, vocab_size: int) -> MaskArray:
+    mask = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+    for token_id in allowed:
+        mask[token_id // 32] |= np.uint32(1 << (token_id % 32))
+    return mask
 
 
 def both(head: Head, x: FloatArray, states: list[RequestSamplingState]) -> tuple[Rows, Any]:
@@ -120,6 +133,20 @@ WHOLE: list[dict[str, Any]] = [
     {"allowed_token_ids": [3, 5, 1000]},
 ]
 MIXED = SPARSE + WHOLE
+
+
+MASKED = [
+    {**options, "num_allowed": num_allowed}
+    for num_allowed in (1, 2, 200, 1500, 2990)
+    for options in (
+        *SPARSE[:4],
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.8, "repetition_penalty": 1.2, "prompt": (1, 2, 3), "output": (4, 5, 4)},
+        {"temperature": 0.0, "logit_bias": {token_id: 3.0 for token_id in range(0, 3000, 7)}},
+    )
+]
 
 
 # -- the same tokens -----------------------------------------------------------------------------
@@ -290,7 +317,7 @@ def test_masks_that_leave_nothing_are_their_own_requests_error(kernels: Kernels)
 def test_a_fault_of_one_request_leaves_the_others_their_tokens(kernels: Kernels) -> None:
     class Faulty(RequestSamplingState):
         @property
-        def needs_processing(self) -> bool:
+        def needs_edits(self) -> bool:
             raise KeyError("lost")
 
     head, x = Head(kernels, VOCAB), hidden_states(2)
@@ -299,6 +326,40 @@ def test_a_fault_of_one_request_leaves_the_others_their_tokens(kernels: Kernels)
     assert output.errors == {0: "sampling failed: KeyError: 'lost'"}
     alone = SAMPLER.sample(Rows(head, x[1:]), [state_of(VOCAB, seed=4)])
     assert output.tokens == [None, alone.tokens[0]]
+
+
+@pytest.mark.parametrize("spread", [0.3, 4.0, 50.0])
+def test_a_grammar_masks_rows_on_every_route(kernels: Kernels, spread: float) -> None:
+    """And the token is the one that a row of logits with the others at minus infinity gives."""
+    head = Head(kernels, VOCAB, spread=spread)
+    for seed in range(3):
+        states = [state_of(VOCAB, **{"seed": seed, **options}) for options in (*MASKED, {})]
+        x = hidden_states(len(states), seed=seed)
+        rows, found = both(head, x, states)
+        assert not found.errors and len(rows.whole_rows) < len(states)
+        logits = head.logits(x, np.arange(len(x), dtype=np.int32))
+        for row, state in enumerate(states):
+            if state.mask is None:
+                continue
+            token_id = found.tokens[row].token_id
+            assert state.allows(token_id)
+            hidden = np.array([not state.allows(token) for token in range(VOCAB)])
+            bare = state_of(VOCAB, **{"seed": seed, **MASKED[row], "num_allowed": None})
+            if bare.params.logprobs is None:
+                masked_row = np.where(hidden, np.float32(-np.inf), logits[row])
+                alone = SAMPLER.sample_logits(masked_row[np.newaxis], [bare])
+                assert alone.tokens == [found.tokens[row]]
+
+
+def test_a_grammar_with_one_token_needs_no_row(kernels: Kernels) -> None:
+    states = [state_of(VOCAB, num_allowed=1, temperature=0.7, top_p=0.5) for _ in range(20)]
+    rows, found = both(Head(kernels, VOCAB), hidden_states(20), states)
+    assert rows.whole_rows == [] and rows.list_sizes == [] and not found.errors
+    banned = state_of(VOCAB, num_allowed=1, temperature=0.0)
+    (token_id,) = (token for token in range(VOCAB) if banned.allows(token))
+    banned = state_of(VOCAB, num_allowed=1, temperature=0.0, bad_word_ids=((token_id,),))
+    output = SAMPLER.sample(Rows(Head(kernels, VOCAB), hidden_states(1)), [banned])
+    assert output.tokens == [None] and "structured_outputs" in output.errors[0]
 
 
 def test_no_rows_at_all(kernels: Kernels) -> None:

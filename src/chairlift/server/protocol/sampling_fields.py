@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from chairlift.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
 from chairlift.server.errors import bad_request
 from chairlift.server.protocol.strict_model import StrictModel
+from chairlift.server.protocol.structured_fields import StructuredFields
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 256
@@ -98,7 +99,7 @@ class StreamOptions(StrictModel):
     """Without effect."""
 
 
-class SamplingFields(StrictModel):
+class SamplingFields(StructuredFields):
     """Options of one request; what is not given is as the model wants it."""
 
     model: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -155,7 +156,12 @@ class SamplingFields(StrictModel):
         given = {
             name: value for name in _COPIED if (value := getattr(self, name, None)) is not None
         }
-        given |= {"max_tokens": max_tokens, "detokenize": True} | others
+        given |= {
+            "max_tokens": max_tokens,
+            "detokenize": True,
+            "structured_outputs": self.structured(),
+        }
+        given |= others
         return dataclasses.replace(defaults, **given)
 
     def check_logprob_values(self, num_tokens: int, num_logprobs: int | None) -> None:

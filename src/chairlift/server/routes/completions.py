@@ -20,6 +20,7 @@ from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import (
     book_fields,
     check_fits,
+    compile_grammar,
     log_prompts,
     process,
     read_body,
@@ -59,6 +60,7 @@ class Completions:
             serving.admission.check_time(exchange.key_name, deadline_s)
             id = new_id("cmpl")
             async with until_disconnect(receive):
+                await compile_grammar(serving, engine, request)
                 processed = await serving.in_text_thread(
                     _process, serving, engine, served, exchange, request, id
                 )
