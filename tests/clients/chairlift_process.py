@@ -82,7 +82,7 @@ def chairlift_process(options: Sequence[str], log: Path) -> Iterator[ChairliftPr
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "XDG_STATE_HOME": str(log.parent.resolve())},
         )  # fmt: skip
     try:
         yield ChairliftProcess(process, log, api_key)

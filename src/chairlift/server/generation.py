@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,6 +63,13 @@ class Job:
     is_streaming: bool
     priority: int
     deadline_s: float | None
+    before_end: Callable[[], Awaitable[None]] | None = None
+    """Done before the client is told that its answer is whole, or that its stream has failed.
+    May raise `ApiError`."""
+
+    async def keep(self) -> None:
+        if self.before_end is not None:
+            await self.before_end()
 
 
 @contextmanager
@@ -151,6 +158,7 @@ async def _send_whole(
         body = job.format.whole(outputs).model_dump_json()
     else:  # so many small objects would keep the event loop waiting
         body = await serving.in_text_thread(lambda: job.format.whole(outputs).model_dump_json())
+    await job.keep()
     await send_bytes(send, 200, body.encode("utf-8"))
 
 
@@ -167,7 +175,9 @@ async def _stream(
                 raise
             api_error = _told(serving, error)
             exchange.error_code = api_error.code
-            await stream.write(wire.error_event(api_error) + wire.end, is_last=True)
+            data = wire.error_event(api_error) + wire.end
+            await job.keep()
+            await stream.write(data, is_last=True)
 
 
 async def _write_chunks(
@@ -190,6 +200,7 @@ async def _write_chunks(
             data += chunks(output)
         if reader.is_finished:
             data += job.format.last_chunks(list(newest.values())) + exchange.wire.end
+            await job.keep()
             await stream.write(data, is_last=True)
         elif data:
             await stream.write(data)
