@@ -64,12 +64,8 @@ class Job:
     priority: int
     deadline_s: float | None
     before_end: Callable[[], Awaitable[None]] | None = None
-    """Done before the client is told that its answer is whole, or that its stream has failed.
-    May raise `ApiError`."""
-
-    async def keep(self) -> None:
-        if self.before_end is not None:
-            await self.before_end()
+    """Done when the format has seen everything and the client is not yet told that its answer is
+    whole, or that its stream has failed.  May raise `ApiError`."""
 
 
 @contextmanager
@@ -158,7 +154,8 @@ async def _send_whole(
         body = job.format.whole(outputs).model_dump_json()
     else:  # so many small objects would keep the event loop waiting
         body = await serving.in_text_thread(lambda: job.format.whole(outputs).model_dump_json())
-    await job.keep()
+    if job.before_end is not None:
+        await job.before_end()
     await send_bytes(send, 200, body.encode("utf-8"))
 
 
@@ -176,7 +173,8 @@ async def _stream(
             api_error = _told(serving, error)
             exchange.error_code = api_error.code
             data = wire.error_event(api_error) + wire.end
-            await job.keep()
+            if job.before_end is not None:
+                await job.before_end()
             await stream.write(data, is_last=True)
 
 
@@ -199,8 +197,11 @@ async def _write_chunks(
                 check_output(output, exchange)
             data += chunks(output)
         if reader.is_finished:
+            if job.before_end is not None:
+                await stream.write(data)
+                data = b""
+                await job.before_end()
             data += job.format.last_chunks(list(newest.values())) + exchange.wire.end
-            await job.keep()
             await stream.write(data, is_last=True)
         elif data:
             await stream.write(data)

@@ -139,5 +139,6 @@ def stored_input(items: Sequence[KnownItem]) -> list[StoredItem]:
 def response_json(stored: StoredResponse) -> bytes:
     """A kept response as clients read it."""
     body = from_json(stored.body)
+    body["status"] = stored.status
     body["output"] = [from_json(each.item) for each in stored.output]
     return json.dumps(body, ensure_ascii=False).encode("utf-8")

@@ -53,7 +53,6 @@ class ResponsesFormat:
         self._numbers = EventNumbers()
         self._output = ResponseOutput(self._numbers)
         self._has_begun = False
-        self._has_ended = False
         self._num_chars = 0
         self._num_tokens = 0
         self._pending: list[TokenLogprobs] = []
@@ -64,15 +63,16 @@ class ResponsesFormat:
     # -- as a format -------------------------------------------------------------------------
     def chunks(self, output: RequestOutput) -> bytes:
         data = b"" if self._has_begun else self._begin()
-        return data + self._read(output.outputs[0])
+        return data + self._read(output)
 
     def last_chunks(self, outputs: Sequence[RequestOutput]) -> bytes:
-        final = self._finish(outputs[0])
-        return self._event(f"response.{final.status}", final)
+        assert self.final is not None
+        return self._event(f"response.{self.final.status}", self.final)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Response:
-        self._read(outputs[0].outputs[0])
-        return self._finish(outputs[0])
+        self._read(outputs[0])
+        assert self.final is not None
+        return self.final
 
     def ended_early(self, status: ResponseStatus, error: ApiError | None = None) -> Response:
         """The response with what there is of it, failed or cancelled."""
@@ -99,8 +99,9 @@ class ResponsesFormat:
         created = self._event("response.created", self._response)
         return created + self._event("response.in_progress", self._response)
 
-    def _read(self, completion: CompletionOutput) -> bytes:
-        """Events for what is new."""
+    def _read(self, output: RequestOutput) -> bytes:
+        """Events for what is new; with the last of it the response has ended."""
+        (completion,) = output.outputs
         num_tokens = len(completion.token_ids)
         self._note_logprobs(completion, num_tokens)
         self._num_tokens = num_tokens
@@ -110,16 +111,16 @@ class ResponsesFormat:
         for part in self._reader.read(text, is_finished=completion.finished):
             is_text = isinstance(part, TextPart)
             data += self._output.add(part, self._take_pending() if is_text else ())
-        if completion.finished and not self._has_ended:
-            self._has_ended = True
+        if completion.finished and self.final is None:
             status: Status = "incomplete" if completion.finish_reason == "length" else "completed"
             data += self._output.end(status, self._take_pending())
+            self.final = self._finished(output)
         return data
 
-    def _finish(self, output: RequestOutput) -> Response:
+    def _finished(self, output: RequestOutput) -> Response:
         usage = usage_of([output], has_timings=self._has_timings)
         is_whole = output.outputs[0].finish_reason != "length"
-        self.final = self._response.model_copy(
+        return self._response.model_copy(
             update={
                 "status": "completed" if is_whole else "incomplete",
                 "completed_at": int(time.time()) if is_whole else None,
@@ -130,10 +131,8 @@ class ResponsesFormat:
                 "usage": ResponseUsage.of(usage),
             }
         )
-        return self.final
 
     def _end_early(self, status: ResponseStatus, error: ApiError | None) -> Response:
-        self._has_ended = True
         told = None
         if error is not None:
             code = "rate_limit_exceeded" if error.status == 429 else "server_error"

@@ -79,8 +79,9 @@ class Database:
     def take_over(self, query: Query[T]) -> T | None:
         """Run a transaction if no other process has the file open; what it gives, else None.
 
-        From now on this process is one that has it open.
+        Once; from then on this process is one that has it open.
         """
+        assert self._lock_file is None
         if self._path is None:
             return self.write_now(query)
         if sys.platform == "win32":

@@ -357,4 +357,6 @@ def _num_bytes(connection: sqlite3.Connection) -> int:
 
 def _give_back_pages(connection: sqlite3.Connection) -> None:
     """To the file system; some at a time, for it takes a while."""
-    connection.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall()
+    free = int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+    for _ in range(min(free, _FREED_PAGES)):
+        connection.execute("PRAGMA incremental_vacuum(1)")  # sqlite3 takes one step of it

@@ -152,7 +152,10 @@ class OneResponse(_Kept):
         if options.pop("stream", "false") not in ("false", "0"):
             raise unsupported("stream", "stream: a kept response comes whole")
         _name_ignored(exchange, options)
-        await send_bytes(send, 200, response_json(await self._find(id, tenant)), [JSON])
+        found = await self._find(id, tenant)
+        if found.status == "queued" and self._serving.background.is_running(id, tenant):
+            found = replace(found, status="in_progress")
+        await send_bytes(send, 200, response_json(found), [JSON])
 
 
 class CancelResponse(_Kept):
