@@ -61,8 +61,15 @@ class Accumulator:
             assert item["arguments"] == "" and item["name"] and item["call_id"]
             self._expect_text("function_call_arguments")
         else:
-            assert item["content"] == []
+            assert item["content"] == [] and not item.get("summary")
             self._expected = ["response.content_part.added"]
+            if item["type"] == "reasoning":
+                self._expected.append("response.reasoning_summary_part.added")
+
+    def _reasoning_summary_part_added(self, event: dict[str, Any]) -> None:
+        self._check_place(event)
+        assert event["part"] == {"type": "summary_text", "text": ""}
+        self._expect_text("reasoning_summary_text")
 
     def _content_part_added(self, event: dict[str, Any]) -> None:
         self._check_place(event)
@@ -76,20 +83,25 @@ class Accumulator:
         self._text.append(event["delta"])
         self._logprobs += event.get("logprobs", [])
 
-    _output_text_delta = _reasoning_text_delta = _function_call_arguments_delta = _delta
+    _output_text_delta = _reasoning_text_delta = _delta
+    _reasoning_summary_text_delta = _function_call_arguments_delta = _delta
 
     def _text_done(self, event: dict[str, Any]) -> None:
         self._check_place(event)
         assert event["text"] == "".join(self._text)
         assert event.get("logprobs", []) == self._logprobs
-        self._expected = ["response.content_part.done"]
+        is_summary = "summary_index" in event
+        part = "reasoning_summary_part" if is_summary else "content_part"
+        self._expected = [f"response.{part}.done"]
 
-    _output_text_done = _reasoning_text_done = _text_done
+    _output_text_done = _reasoning_text_done = _reasoning_summary_text_done = _text_done
 
     def _content_part_done(self, event: dict[str, Any]) -> None:
         self._check_place(event)
         assert event["part"]["text"] == "".join(self._text)
         self._expected = ["response.output_item.done"]
+
+    _reasoning_summary_part_done = _content_part_done
 
     def _function_call_arguments_done(self, event: dict[str, Any]) -> None:
         self._check_place(event)
@@ -105,7 +117,7 @@ class Accumulator:
         if item["type"] == "function_call":
             assert item["arguments"] == text
         else:
-            (part,) = item["content"]
+            (part,) = item["content"] or item["summary"]
             assert part["text"] == text and part.get("logprobs", []) == self._logprobs
         self.output.append(item)
         self._open = None
@@ -134,7 +146,7 @@ class Accumulator:
         assert self._open is not None
         assert event["item_id"] == self._open["id"]
         assert event["output_index"] == len(self.output)
-        assert event.get("content_index", 0) == 0
+        assert event.get("content_index", 0) == 0 == event.get("summary_index", 0)
 
     def _expect_text(self, kind: str) -> None:
         self._expected = [f"response.{kind}.delta", f"response.{kind}.done"]

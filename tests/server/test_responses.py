@@ -192,7 +192,7 @@ def test_fields_without_effect_are_all_named(server: RunningServer) -> None:
     )
     assert answer.status == 200 and ignored(answer) == {
         "tools.web_search", "tools.local_shell", "include.reasoning.encrypted_content",
-        "reasoning.effort", "reasoning.summary", "text.verbosity", "service_tier",
+        "reasoning.effort", "text.verbosity", "service_tier",
         "prompt_cache_key", "safety_identifier", "max_tool_calls", "novelty",
         "stream_options.include_obfuscation",
     }  # fmt: skip

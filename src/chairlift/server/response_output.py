@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -28,6 +27,7 @@ from chairlift.server.protocol.response_items import (
     OutputText,
     ReasoningText,
     Status,
+    SummaryText,
 )
 from chairlift.server.sse import json_string
 
@@ -116,28 +116,36 @@ class _OpenItem:
 
 
 class _OpenText(_OpenItem):
-    """An item whose text is the one part of its content."""
+    """An item whose text is its one part."""
 
+    parts_name = "content"
+    index_name = "content_index"
     done_kind: str
+    """Of the event with all of its text."""
+    part_kind = "response.content_part"
+    """Of the events around its part, without how they end."""
 
     def part(self) -> BaseModel:
-        """Its content as it is now."""
+        """Its part as it is now."""
         raise NotImplementedError
 
     @property
     def _place(self) -> str:
-        return super()._place + ',"content_index":0'
+        return f'{super()._place},"{self.index_name}":0'
 
     def begin(self) -> bytes:
-        added = self._event("response.output_item.added", self._with_item("in_progress", False))
-        return added + self._event("response.content_part.added", self._with_part())
+        item = self.item("in_progress").model_copy(update={self.parts_name: []})
+        fields = f'"output_index":{self._index},"item":{item.model_dump_json()}'
+        return self._event("response.output_item.added", fields) + self._event(
+            f"{self.part_kind}.added", self._with_part()
+        )
 
     def end(self, status: Status) -> bytes:
         more = self._more(self._all_logprobs)
         text = f'{self._place},"text":{json_string(self.text)}{more}'
         return (
             self._event(self.done_kind, text)
-            + self._event("response.content_part.done", self._with_part())
+            + self._event(f"{self.part_kind}.done", self._with_part())
             + super().end(status)
         )
 
@@ -147,12 +155,6 @@ class _OpenText(_OpenItem):
 
     def _with_part(self) -> str:
         return f'{self._place},"part":{self.part().model_dump_json()}'
-
-    def _with_item(self, status: Status, has_content: bool = True) -> str:
-        item: Any = self.item(status)
-        if not has_content:
-            item.content = []
-        return f'"output_index":{self._index},"item":{item.model_dump_json()}'
 
 
 class _OpenMessage(_OpenText):
@@ -196,6 +198,23 @@ class _OpenReasoning(_OpenText):
         return OutputReasoning(id=self.id, status=status, content=[self.part()])
 
 
+class _OpenSummary(_OpenText):
+    """Thoughts, told where clients look for a summary of them."""
+
+    prefix = "rs"
+    parts_name = "summary"
+    index_name = "summary_index"
+    delta_kind = "response.reasoning_summary_text.delta"
+    done_kind = "response.reasoning_summary_text.done"
+    part_kind = "response.reasoning_summary_part"
+
+    def part(self) -> SummaryText:
+        return SummaryText(text=self.text)
+
+    def item(self, status: Status) -> OutputItem:
+        return OutputReasoning(id=self.id, status=status, summary=[self.part()])
+
+
 class _OpenCall(_OpenItem):
     prefix = "fc"
     delta_kind = "response.function_call_arguments.delta"
@@ -222,8 +241,10 @@ class _OpenCall(_OpenItem):
 class ResponseOutput:
     """Takes the parts of one answer, keeps its items and gives their events."""
 
-    def __init__(self, numbers: EventNumbers) -> None:
+    def __init__(self, numbers: EventNumbers, *, has_summary: bool = False) -> None:
+        """`has_summary`: thoughts are told as a summary."""
         self._numbers = numbers
+        self._reasoning = _OpenSummary if has_summary else _OpenReasoning
         self._open: _OpenItem | None = None
         self.items: list[OutputItem] = []
         """Those that have ended."""
@@ -232,10 +253,9 @@ class ResponseOutput:
         """Events for one part.  `logprobs` are of tokens up to it, if it is text."""
         match part:
             case TextPart():
-                data = b"" if isinstance(self._open, _OpenMessage) else self._begin(_OpenMessage)
+                data = self._turn_to(_OpenMessage)
             case ReasoningPart():
-                is_open = isinstance(self._open, _OpenReasoning)
-                data = b"" if is_open else self._begin(_OpenReasoning)
+                data = self._turn_to(self._reasoning)
             case CallPart():
                 ended = self._end("completed")
                 self._open = _OpenCall(len(self.items), self._numbers, part)
@@ -253,7 +273,7 @@ class ResponseOutput:
         """
         data = b""
         if self._open is None and not self.items:
-            data = self._begin(_OpenMessage)
+            data = self._turn_to(_OpenMessage)
         if logprobs and isinstance(self._open, _OpenMessage):
             data += self._open.grow("", logprobs)
         return data + self._end(status)
@@ -262,7 +282,10 @@ class ResponseOutput:
         """Events for the end of an item that will not become whole, if there is one."""
         return self._end("incomplete")
 
-    def _begin(self, kind: type[_OpenMessage] | type[_OpenReasoning]) -> bytes:
+    def _turn_to(self, kind: type[_OpenText]) -> bytes:
+        """Events before more of this kind."""
+        if isinstance(self._open, kind):
+            return b""
         ended = self._end("completed")
         self._open = kind(len(self.items), self._numbers)
         return ended + self._open.begin()

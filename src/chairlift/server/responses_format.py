@@ -42,16 +42,18 @@ class ResponsesFormat:
         new_reader: ReaderFactory,
         tokenizer: Tokenizer,
         num_logprobs: int | None,
+        has_summary: bool,
         has_timings: bool,
     ) -> None:
-        """`response`: as it is before anything has been said."""
+        """`response`: as it is before anything has been said.  `has_summary`: its thoughts are
+        told as a summary."""
         self._response = response
         self._tokenizer = tokenizer
         self._reader = new_reader()
         self._num_logprobs = num_logprobs
         self._has_timings = has_timings
         self._numbers = EventNumbers()
-        self._output = ResponseOutput(self._numbers)
+        self._output = ResponseOutput(self._numbers, has_summary=has_summary)
         self._has_begun = False
         self._num_chars = 0
         self._num_tokens = 0

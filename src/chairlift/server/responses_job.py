@@ -83,6 +83,7 @@ async def response_work(
         new_reader=work.new_reader,
         tokenizer=served.tokenizer,
         num_logprobs=work.request.num_logprobs,
+        has_summary=request.summary is not None,
         has_timings=serving.config.usage_timings,
     )
     keeper = ResponseKeeper(
@@ -261,7 +262,7 @@ def _response(
         parallel_tool_calls=request.parallel_tool_calls,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
-        reasoning={"effort": effort, "summary": None},
+        reasoning={"effort": effort, "summary": request.summary},
         safety_identifier=request.safety_identifier,
         store=serving.store is not None and request.store is not False,
         temperature=params.temperature,

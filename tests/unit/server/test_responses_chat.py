@@ -251,8 +251,8 @@ def test_what_changes_nothing_is_named_here_or_there() -> None:
     )  # fmt: skip
     assert set(request.without_effect()) == {
         "novelty", "max_tool_calls", "prompt_cache_options", "input.mood",
-        "input.encrypted_content", "include.reasoning.encrypted_content", "reasoning.summary",
-        "reasoning.context", "text.colour",
+        "input.encrypted_content", "include.reasoning.encrypted_content", "reasoning.context",
+        "text.colour",
     }  # fmt: skip
 
 

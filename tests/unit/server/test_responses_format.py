@@ -86,12 +86,13 @@ def response(**fields: Any) -> Response:
     )  # fmt: skip
 
 
-def format_of(script: Script | None) -> ResponsesFormat:
+def format_of(script: Script | None, *, has_summary: bool = False) -> ResponsesFormat:
     return ResponsesFormat(
         response(),
         new_reader=PlainReader if script is None else lambda: ScriptReader(script),
         tokenizer=cast(Any, None),
         num_logprobs=None,
+        has_summary=has_summary,
         has_timings=False,
     )
 
@@ -107,9 +108,11 @@ def text_of(script: Script) -> str:
     return "".join(text for _, text in script)
 
 
-def streamed(script: Script, cuts: Sequence[int], finish_reason: str) -> bytes:
+def streamed(
+    script: Script, cuts: Sequence[int], finish_reason: str, *, has_summary: bool = False
+) -> bytes:
     """The whole stream, if the text comes in these pieces."""
-    format, text = format_of(script), text_of(script)
+    format, text = format_of(script, has_summary=has_summary), text_of(script)
     data = b""
     for number, cut in enumerate(sorted(cuts)):
         data += format.chunks(output(text[:cut], num_tokens=number))
@@ -117,9 +120,12 @@ def streamed(script: Script, cuts: Sequence[int], finish_reason: str) -> bytes:
     return data + format.chunks(last) + format.last_chunks([last]) + format.end
 
 
-def whole(script: Script, num_tokens: int, finish_reason: str) -> dict[str, Any]:
+def whole(
+    script: Script, num_tokens: int, finish_reason: str, *, has_summary: bool = False
+) -> dict[str, Any]:
+    format = format_of(script, has_summary=has_summary)
     last = output(text_of(script), num_tokens=num_tokens, finish_reason=finish_reason)
-    return cast(dict[str, Any], json.loads(format_of(script).whole([last]).model_dump_json()))
+    return cast(dict[str, Any], json.loads(format.whole([last]).model_dump_json()))
 
 
 @settings(max_examples=150, deadline=None)
@@ -127,16 +133,20 @@ def whole(script: Script, num_tokens: int, finish_reason: str) -> dict[str, Any]
     script=SCRIPTS,
     cuts=st.lists(st.integers(0, 72), max_size=8),
     finish_reason=st.sampled_from(["stop", "length"]),
+    has_summary=st.booleans(),
 )
-@example([], [], "length")
-@example([("call", "{}"), ("call", "{}")], [1, 2, 3], "stop")
-@example([("reasoning", "hm"), ("text", "so"), ("call", "{"), ("text", "a")], [3], "stop")
+@example([], [], "length", False)
+@example([("call", "{}"), ("call", "{}")], [1, 2, 3], "stop", False)
+@example([("reasoning", "hm"), ("text", "so"), ("call", "{"), ("text", "a")], [3], "stop", True)
 def test_a_stream_accumulates_to_the_whole_answer(
-    script: Script, cuts: list[int], finish_reason: str
+    script: Script, cuts: list[int], finish_reason: str, has_summary: bool
 ) -> None:
-    body = streamed(script, cuts, finish_reason)
+    body = streamed(script, cuts, finish_reason, has_summary=has_summary)
     final = accumulated(body)
-    assert without_names(final) == without_names(whole(script, len(cuts) + 1, finish_reason))
+    at_once = whole(script, len(cuts) + 1, finish_reason, has_summary=has_summary)
+    assert without_names(final) == without_names(at_once)
+    for item in final["output"]:
+        assert bool(item.get("summary")) == (has_summary and item["type"] == "reasoning")
     joined: Script = []
     for kind, text in script:
         if joined and joined[-1][0] == kind and "call" not in kind:
@@ -152,16 +162,18 @@ def test_a_stream_accumulates_to_the_whole_answer(
 def shown(item: dict[str, Any]) -> tuple[str, str]:
     if item["type"] == "function_call":
         return ("call" if item["arguments"] else "empty call", item["arguments"])
-    (part,) = item["content"]
+    (part,) = item["content"] or item["summary"]
     return ("text" if item["type"] == "message" else "reasoning", part["text"])
 
 
 @settings(max_examples=60, deadline=None)
-@given(script=SCRIPTS, cuts=st.lists(st.integers(0, 72), max_size=8))
-def test_the_official_client_accumulates_the_same(script: Script, cuts: list[int]) -> None:
+@given(script=SCRIPTS, cuts=st.lists(st.integers(0, 72), max_size=8), has_summary=st.booleans())
+def test_the_official_client_accumulates_the_same(
+    script: Script, cuts: list[int], has_summary: bool
+) -> None:
     """Every event has the keys that its types demand, and its own accumulator is content."""
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
-    body = streamed(script, cuts, "stop")
+    body = streamed(script, cuts, "stop", has_summary=has_summary)
     for event in response_events(body):
         state.handle_event(EVENT.validate_python(event))
     found = cast(Any, state._completed_response).to_dict()

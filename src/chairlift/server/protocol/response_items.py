@@ -239,14 +239,21 @@ class ReasoningText(BaseModel):
     text: str
 
 
+class SummaryText(BaseModel):
+    """The same where a summary was asked for."""
+
+    type: Literal["summary_text"] = "summary_text"
+    text: str
+
+
 class OutputReasoning(BaseModel):
-    """What the model thinks before it says something."""
+    """What the model thinks before it says something: in one of the two, whole."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str
     status: Status
-    summary: list[Any] = []
-    content: list[ReasoningText]
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] = []
 
 
 class OutputFunctionCall(BaseModel):

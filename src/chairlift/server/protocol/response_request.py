@@ -133,7 +133,7 @@ class ReasoningOptions(StrictModel):
     effort: ReasoningEffort | None = None
     """Reaches the chat template, where it knows such a thing."""
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """Without effect: what was thought comes whole."""
+    """Tells what was thought, whole, as a summary and not as content."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     """The same under its old name."""
 
@@ -206,6 +206,13 @@ class ResponsesRequest(SamplingFields):
         return LOGPROBS in self.include or bool(self.top_logprobs)
 
     @property
+    def summary(self) -> str | None:
+        """How thoughts are to be summed up, if at all."""
+        if self.reasoning is None:
+            return None
+        return self.reasoning.summary or self.reasoning.generate_summary
+
+    @property
     def format(self) -> TextFormat:
         if self.text is None or self.text.format is None:
             return TextFormat(type="text")
@@ -251,9 +258,6 @@ class ResponsesRequest(SamplingFields):
         if self.text is not None:
             yield from (f"text.{name}" for name in self.text.unknown_fields())
         if self.reasoning is not None:
-            for name in ("summary", "generate_summary"):
-                if getattr(self.reasoning, name) is not None:
-                    yield f"reasoning.{name}"
             yield from (f"reasoning.{name}" for name in self.reasoning.unknown_fields())
         for item in self.items:
             if getattr(item, "encrypted_content", None) is not None:
