@@ -7,7 +7,7 @@ completed, incomplete, or error and failed
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.answer_parts import ReaderFactory, TextPart
@@ -44,14 +44,16 @@ class ResponsesFormat:
         num_logprobs: int | None,
         has_summary: bool,
         has_timings: bool,
+        num_reasoning_tokens: Callable[[RequestOutput], int] = lambda output: 0,
     ) -> None:
         """`response`: as it is before anything has been said.  `has_summary`: its thoughts are
-        told as a summary."""
+        told as a summary.  `num_reasoning_tokens`: how many tokens of a whole output they are."""
         self._response = response
         self._tokenizer = tokenizer
         self._reader = new_reader()
         self._num_logprobs = num_logprobs
         self._has_timings = has_timings
+        self._num_reasoning_tokens = num_reasoning_tokens
         self._numbers = EventNumbers()
         self._output = ResponseOutput(self._numbers, has_summary=has_summary)
         self._has_begun = False
@@ -130,7 +132,9 @@ class ResponsesFormat:
                     None if is_whole else IncompleteDetails(reason="max_output_tokens")
                 ),
                 "output": self._output.items,
-                "usage": ResponseUsage.of(usage),
+                "usage": ResponseUsage.of(
+                    usage, num_reasoning_tokens=self._num_reasoning_tokens(output)
+                ),
             }
         )
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from checklist import API_KEY, URL, keep_promises, metric, promise, until
@@ -36,7 +36,7 @@ class Colour(BaseModel):
     """What is asked for."""
 
     is_warm: bool
-    wavelengths: list[int]
+    kind: Literal["primary", "secondary"]
 
 
 def respond(**options: Any) -> Any:
@@ -82,13 +82,13 @@ def the_stream_helper_accumulates() -> None:
 @promise
 def parse_gives_what_the_schema_says() -> None:
     parsed = client.responses.parse(
-        model=MODEL, input="Is red warm? Which wavelengths has it?", temperature=0,
+        model=MODEL, input="Is red warm? Of which kind is it?", temperature=0,
         max_output_tokens=200, text_format=Colour,
     )  # fmt: skip
     assert parsed.status == "completed", parsed.incomplete_details
     assert isinstance(parsed.output_parsed, Colour)
     with client.responses.stream(
-        model=MODEL, input="Is red warm? Which wavelengths has it?", temperature=0,
+        model=MODEL, input="Is red warm? Of which kind is it?", temperature=0,
         max_output_tokens=200, text_format=Colour,
     ) as stream:  # fmt: skip
         stream.until_done()

@@ -37,16 +37,14 @@ class ResponseUsage(BaseModel):
     timings: Timings | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @classmethod
-    def of(cls, usage: Usage) -> ResponseUsage:
+    def of(cls, usage: Usage, *, num_reasoning_tokens: int) -> ResponseUsage:
         return cls(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(
                 cached_tokens=usage.prompt_tokens_details.cached_tokens
             ),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(
-                reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
-            ),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning_tokens),
             total_tokens=usage.total_tokens,
             timings=usage.timings,
         )
