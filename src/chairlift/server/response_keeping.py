@@ -81,9 +81,12 @@ class ResponseKeeper:
         self._has_failed = False
 
     async def announce(self, response: Response) -> None:
-        """Keep a response that is still to be made."""
+        """Keep a response that is still to be made.  Raises `ApiError` if it cannot be kept."""
         assert self._store is not None
-        await self._store.add(self._record(response))
+        try:
+            await self._store.add(self._record(response))
+        except (sqlite3.Error, OSError) as error:
+            raise _not_kept(response, error) from None
 
     async def withdraw(self, response: Response) -> None:
         """It will not be made after all."""
@@ -102,13 +105,7 @@ class ResponseKeeper:
                 await self._store.add(self._record(final))
         except (sqlite3.Error, OSError) as error:
             self._has_failed = True
-            logger.error("cannot keep response %s: %s", final.id, error)
-            raise ApiError(
-                500,
-                "the response could not be stored; store: false does without",
-                type="server_error",
-                code="store_failed",
-            ) from None
+            raise _not_kept(final, error) from None
 
     def _record(self, response: Response) -> StoredResponse:
         return StoredResponse(
@@ -121,6 +118,16 @@ class ResponseKeeper:
             input=self._input,
             output=[StoredItem(item.id, item.model_dump_json()) for item in response.output],
         )
+
+
+def _not_kept(response: Response, error: Exception) -> ApiError:
+    logger.error("cannot keep response %s: %s", response.id, error)
+    return ApiError(
+        500,
+        "the response could not be stored; store: false does without",
+        type="server_error",
+        code="store_failed",
+    )
 
 
 def stored_input(items: Sequence[KnownItem]) -> list[StoredItem]:

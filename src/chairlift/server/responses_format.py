@@ -100,8 +100,9 @@ class ResponsesFormat:
     # -- both --------------------------------------------------------------------------------
     def _begin(self) -> bytes:
         self._has_begun = True
-        created = self._event("response.created", self._response)
-        return created + self._event("response.in_progress", self._response)
+        shown = f'"response":{self._response.model_dump_json()}'
+        created = event("response.created", self._numbers, shown)
+        return created + event("response.in_progress", self._numbers, shown)
 
     def _read(self, output: RequestOutput) -> bytes:
         """Events for what is new; with the last of it the response has ended."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 from starlette.types import Receive
@@ -43,6 +43,11 @@ from chairlift.store.response_store import (
     MissingResponse,
 )
 
+T = TypeVar("T")
+
+_MANY_ITEMS = 64
+_TOO_LONG = "context_length_exceeded"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseWork:
@@ -71,11 +76,17 @@ async def response_work(
     plan = plan_tools(request)
     own = await _resolved(serving, tenant, request.items)
     before = await _items_before(serving, served, tenant, request)
+    items = [*before, *own]
+    is_large = _is_large(exchange, items)
     id = new_response_id()
+
+    async def attempt(chat: JsonObject) -> ChatWork:
+        understood = await _off_loop(serving, is_large, chat_request, chat)
+        return await chat_work(serving, engine, served, exchange, understood, receive, id=id)
+
     with in_terms_of_responses(plan):
-        work = await _fitting_work(
-            serving, engine, served, exchange, request, [*before, *own], plan, receive, id
-        )
+        body = await _off_loop(serving, is_large, chat_body, request, items, plan)
+        work = await _fitting(body, attempt, may_drop=request.truncation == "auto")
     _book_fields(serving, exchange, request, plan)
     response = _response(serving, served, request, work, plan, id)
     format = ResponsesFormat(
@@ -90,11 +101,17 @@ async def response_work(
         serving.store if response.store else None,
         format,
         tenant=tenant,
-        input=stored_input(own) if response.store else (),
+        input=await _off_loop(serving, is_large, stored_input, own) if response.store else (),
         is_background=request.background,
     )
     job = replace(work.job(format), before_end=keeper.keep)
     return ResponseWork(job=job, format=format, keeper=keeper, response=response, plan=plan)
+
+
+def _is_large(exchange: Exchange, items: Sequence[KnownItem]) -> bool:
+    length = exchange.headers.get(b"content-length", b"")
+    is_long = not length.isdigit() or int(length[:20]) > LARGE_BODY_BYTES
+    return is_long or len(items) > _MANY_ITEMS
 
 
 # -- the conversation --------------------------------------------------------------------------
@@ -141,14 +158,27 @@ async def _items_before(
         raise bad_request(
             "the conversation before this response is too long",
             param="previous_response_id",
-            code="context_length_exceeded",
+            code=_TOO_LONG,
         ) from None
     except ChainError:
         raise bad_request(
             f"the response {id!r} has not ended yet", param="previous_response_id"
         ) from None
+    return await _off_loop(serving, len(stored) > _MANY_ITEMS, _parsed, stored)
+
+
+def _parsed(stored: Sequence[str]) -> list[KnownItem]:
     items = [parse_item(from_json(each), "previous_response_id") for each in stored]
     return [item for item in items if not isinstance(item, ItemReference)]
+
+
+async def _off_loop(
+    serving: Serving, is_large: bool, function: Callable[..., T], *arguments: Any
+) -> T:
+    """What takes long must not keep the event loop waiting; what does not need not wait itself."""
+    if is_large:
+        return await serving.in_text_thread(function, *arguments)
+    return function(*arguments)
 
 
 def _previous_not_found(id: str) -> ApiError:
@@ -160,44 +190,27 @@ def _previous_not_found(id: str) -> ApiError:
 
 
 # -- the chat ----------------------------------------------------------------------------------
-async def _fitting_work(
-    serving: Serving,
-    engine: AsyncEngine,
-    served: ServedModel,
-    exchange: Exchange,
-    request: ResponsesRequest,
-    items: Sequence[KnownItem],
-    plan: ToolPlan,
-    receive: Receive,
-    id: str,
+async def _fitting(
+    body: JsonObject, attempt: Callable[[JsonObject], Awaitable[ChatWork]], *, may_drop: bool
 ) -> ChatWork:
-    """With `truncation: auto`, without the oldest turns if they do not fit."""
-    body = chat_body(request, items, plan)
+    """The chat, if it may be without the oldest turns: as few as it takes to fit."""
 
-    async def work_without(num_dropped: int) -> ChatWork:
-        chat = {**body, "messages": _without(body["messages"], num_dropped)}
-        is_large = sum(len(str(message)) for message in chat["messages"]) > LARGE_BODY_BYTES
-        if is_large:
-            understood = await serving.in_text_thread(chat_request, chat)
-        else:
-            understood = chat_request(chat)
-        return await chat_work(serving, engine, served, exchange, understood, receive, id=id)
+    def without(num_dropped: int) -> JsonObject:
+        return {**body, "messages": _without(body["messages"], num_dropped)}
 
     try:
-        return await work_without(0)
+        return await attempt(body)
     except ApiError as error:
-        if request.truncation == "disabled" or error.code != "context_length_exceeded":
+        fewest, most = 1, len(_turn_starts(body["messages"])) - 1
+        if not may_drop or error.code != _TOO_LONG or most < fewest:
             raise
-        fewest, most = 1, _num_turns(body["messages"]) - 1
-        if most < fewest:
-            raise
-    found = await work_without(most)
+    found = await attempt(without(most))
     while fewest < most:
         middle = (fewest + most) // 2
         try:
-            found, most = await work_without(middle), middle
+            found, most = await attempt(without(middle)), middle
         except ApiError as error:
-            if error.code != "context_length_exceeded":
+            if error.code != _TOO_LONG:
                 raise
             fewest = middle + 1
     return found
@@ -208,14 +221,8 @@ def _turn_starts(messages: Sequence[JsonObject]) -> list[int]:
     return [place for place, message in enumerate(messages) if message["role"] == "user"]
 
 
-def _num_turns(messages: Sequence[JsonObject]) -> int:
-    return len(_turn_starts(messages))
-
-
 def _without(messages: list[JsonObject], num_turns: int) -> list[JsonObject]:
     """The instructions, and what is left without the first turns."""
-    if not num_turns:
-        return messages
     is_instructed = messages[0]["role"] in ("system", "developer")
     return messages[:is_instructed] + messages[_turn_starts(messages)[num_turns] :]
 

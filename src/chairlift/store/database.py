@@ -57,7 +57,10 @@ class Database:
             ) from None
 
     async def write(self, query: Query[T]) -> T:
-        """Run a transaction; what it changed is on the disk when this returns."""
+        """Run a transaction; what it changed is on the disk when this returns.
+
+        Raises `sqlite3.Error`.
+        """
         return await self._run(self._writer, _in_transaction, query)
 
     async def read(self, query: Query[T]) -> T:
@@ -105,7 +108,11 @@ class Database:
         query: Query[T],
     ) -> T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(pool, lambda: how(self._connection(), query))
+        try:
+            future = loop.run_in_executor(pool, lambda: how(self._connection(), query))
+        except RuntimeError:
+            raise sqlite3.ProgrammingError("the store is closed") from None
+        return await future
 
     def _open(self) -> None:
         """In the writer's thread."""

@@ -255,6 +255,9 @@ class ResponsesRequest(SamplingFields):
         yield from (f"include.{name}" for name in self.include if name != LOGPROBS)
         if self.max_tool_calls is not None:
             yield "max_tool_calls"
+        for name in ("include_usage", "continuous_usage_stats"):
+            if getattr(self.stream_options, name, False):
+                yield f"stream_options.{name}"
         if self.text is not None:
             yield from (f"text.{name}" for name in self.text.unknown_fields())
         if self.reasoning is not None:
