@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,14 @@ from chairlift.engine.loaded_model import LoadedModel
 from chairlift.weights.model_source import DEFAULT_MODEL, resolve_model
 from engines import load
 from parity.tiny_checkpoints import make_tiny_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers under test keep nothing among the user's own things."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

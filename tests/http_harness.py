@@ -237,7 +237,13 @@ def serving_engine(
         return engines[-1]
 
     config = ServerConfig(
-        **{"port": 0, "served_model_name": (MODEL,), "access_log": False, **options}
+        **{
+            "port": 0,
+            "served_model_name": (MODEL,),
+            "access_log": False,
+            "store": "memory",
+            **options,
+        }
     )
     supervisor = EngineSupervisor(build_and_keep, **(supervisor_options or {}))
     serving = Serving(config, supervisor, **(serving_options or {}))

@@ -23,6 +23,7 @@ LEVELS = {
     "tokenizer": 2,
     "kernels": 1,
     "core": 1,
+    "store": 1,
 }
 """Rooms by height; a module in the package's own folder is at level 0."""
 TOP = {"__init__", "__main__"}
@@ -45,6 +46,7 @@ THIRD_PARTY = {
         "starlette",
         "uvicorn",
     },
+    "store": set(),
     "cli": {"typer", "click", "rich"},
     "": set(),
 }

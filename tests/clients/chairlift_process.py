@@ -78,11 +78,12 @@ def chairlift_process(options: Sequence[str], log: Path) -> Iterator[ChairliftPr
     Raises RuntimeError if it does not start.
     """
     command = [sys.executable, "-m", "chairlift", "serve", "--port", "0", *options]
+    state = str(log.parent.resolve())  # it keeps nothing among the user's own things
     api_key = options[options.index("--api-key") + 1] if "--api-key" in options else ""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "XDG_STATE_HOME": state},
         )  # fmt: skip
     try:
         yield ChairliftProcess(process, log, api_key)

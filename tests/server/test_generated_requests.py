@@ -19,13 +19,16 @@ from chairlift.server.protocol.field_policy import (
     REFUSED_IN_COMPLETIONS,
     WITHOUT_EFFECT,
 )
+from chairlift.server.protocol.response_request import REFUSED, ResponsesRequest
 from http_harness import Answer, RunningServer, request_bytes
+from response_events import response_events
 
 NUM_EXAMPLES = 1500 if os.environ.get("CHAIRLIFT_FULL") else 90
-PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"]
 FIELDS = sorted(
     {*ChatRequest.model_fields, *CompletionRequest.model_fields, *REFUSED_IN_CHAT}
     | {*REFUSED_IN_COMPLETIONS, *WITHOUT_EFFECT, "tokens", "unknown", "", "a" * 300}
+    | {*ResponsesRequest.model_fields, *REFUSED, "type", "role", "content", "call_id", "format"}
 )
 
 AWKWARD = st.sampled_from(
@@ -37,6 +40,11 @@ AWKWARD = st.sampled_from(
         [{"type": "text", "text": "a"}], {"include_usage": True}, [[1, 2], [3]],
         [{"role": "user", "content": "a"}], [{"role": "user", "content": None}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+        "message", "function_call", "item_reference", "reasoning", "allowed_tools", "json_schema",
+        [{"type": "function", "name": "f"}], {"type": "function", "name": "f"},
+        [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
+        [{"type": "function_call_output", "call_id": "c", "output": []}], [{"type": "web_search"}],
+        {"format": {"type": "json_object"}}, {"effort": "low"}, "resp_1",
     ]
 )  # fmt: skip
 VALUES = st.recursive(
@@ -53,6 +61,7 @@ BASE: dict[str, dict[str, Any]] = {
         "max_tokens": 2,
     },
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 2},
+    "/v1/responses": {"model": "tiny", "input": "a", "max_output_tokens": 2},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
 }
@@ -63,7 +72,10 @@ def check(server: RunningServer, answer: Answer) -> None:
     if answer.status >= 400:
         assert answer.error["message"]
     elif answer.headers["content-type"].startswith("text/event-stream"):
-        assert answer.events[-1] == "[DONE]"
+        if answer.body.startswith(b"event: "):
+            assert response_events(answer.body)[-1]["response"]["status"] != "in_progress"
+        else:
+            assert answer.events[-1] == "[DONE]"
     else:
         assert isinstance(answer.json, dict)
 
@@ -76,9 +88,12 @@ def check(server: RunningServer, answer: Answer) -> None:
 @given(
     path=st.sampled_from(PATHS),
     fields=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4),
-    dropped=st.sets(st.sampled_from(["model", "messages", "prompt", "tokens"]), max_size=1),
+    dropped=st.sets(
+        st.sampled_from(["model", "messages", "prompt", "input", "tokens"]), max_size=1
+    ),
 )
 @example("/v1/completions", {"stream": True, "n": 2, "echo": True, "logprobs": 2}, set())
+@example("/v1/responses", {"stream": True, "top_logprobs": 2, "truncation": "auto"}, set())
 @example("/v1/completions", {"max_tokens": 0, "echo": True, "stream": True}, set())
 def test_generated_objects(
     server: RunningServer, path: str, fields: dict[str, Any], dropped: set[str]

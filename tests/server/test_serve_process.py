@@ -9,18 +9,19 @@ import re
 import resource
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from http_harness import Answer, events_of, until
+from http_harness import Answer, events_of, request_bytes, until
 
 Serve = Callable[..., Any]
 OPTIONS = ("--threads", "1", "--kv-cache-memory", "16MiB", "--swap-space", "0")
@@ -245,3 +246,93 @@ def test_log_is_json_on_request(serve_process: Serve) -> None:
     entry = next(entry for entry in entries if entry.get("path") == "/v1/completions")
     assert entry["status"] == 200 and entry["completion_tokens"] == 8
     assert entry["request_id"].startswith("req-")
+
+
+# -- kept responses ----------------------------------------------------------------------------
+def respond(server: Process, **options: Any) -> Answer:
+    body = {"model": "tiny", "input": "abc", "max_output_tokens": 8, "ignore_eos": True}
+    return server.call("POST", "/v1/responses", {**body, **options})
+
+
+def kept_rows(path: Path) -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return connection.execute("SELECT id, status FROM responses").fetchall()
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_server_leaves_a_sound_store(serve_process: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "s.sqlite"
+    options = ("--store", str(path), "--kernels", "reference")
+    with serve_process(*options) as server:
+        whole = respond(server).json
+        streaming = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        body = {"model": "tiny", "input": "abc", "ignore_eos": True, "stream": True}
+        streaming.sendall(request_bytes("/v1/responses", body))
+        received = b""
+        while b"output_text.delta" not in received:
+            received += streaming.recv(65_536)
+        running = respond(server, background=True, max_output_tokens=200).json
+        server.signal(signal.SIGKILL)
+        server.process.wait()
+        with suppress(OSError):
+            while part := streaming.recv(65_536):
+                received += part
+        streaming.close()
+    cut_off = re.search(rb'"id":"(resp_[0-9a-f]+)"', received)
+    assert cut_off is not None and b"response.completed" not in received
+    assert {id for id, _ in kept_rows(path)} == {whole["id"], running["id"]}
+    with serve_process(*options) as server:
+        assert any("cut short" in line for line in server.log)
+        assert server.call("GET", f"/v1/responses/{whole['id']}").json == whole
+        failed = server.call("GET", f"/v1/responses/{running['id']}").json
+        assert failed["status"] == "failed" and failed["error"]["code"] == "server_error"
+        assert server.call("GET", f"/v1/responses/{cut_off[1].decode()}").status == 404
+        follow = respond(server, previous_response_id=whole["id"])
+        assert follow.status == 200
+    assert len(kept_rows(path)) == 3
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("grace_s", ["600", "0.1"], ids=["patient", "hurried"])
+def test_sigterm_waits_for_the_background(
+    serve_process: Serve, tmp_path: Path, grace_s: str
+) -> None:
+    path = tmp_path / "s.sqlite"
+    options = ("--store", str(path), "--shutdown-timeout", grace_s, "--max-num-seqs", "1")
+    with serve_process(*options, "--kernels", "reference") as server:
+        many = range(2 if grace_s == "600" else 40)
+        ids = [respond(server, background=True, max_output_tokens=200).json["id"] for _ in many]
+        server.signal(signal.SIGTERM)
+        assert server.wait(120) == 0
+        assert not any("Traceback" in line for line in server.log)
+    kept = dict(kept_rows(path))
+    assert set(kept) == set(ids)
+    if grace_s == "600":
+        assert set(kept.values()) == {"incomplete"}
+    else:
+        assert "failed" in kept.values() and set(kept.values()) <= {"failed", "incomplete"}
+
+
+@pytest.mark.timeout(180)
+def test_responses_are_kept_in_the_state_folder(serve_process: Serve, tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    with serve_process(env=environment) as server:
+        id = respond(server).json["id"]
+    assert kept_rows(tmp_path / "chairlift" / "store.sqlite") == [(id, "incomplete")]
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with serve_process(env={**environment, "XDG_STATE_HOME": str(blocked)}) as server:
+        assert any("kept in memory" in line for line in server.log)
+        kept = respond(server).json
+        assert server.call("GET", f"/v1/responses/{kept['id']}").json == kept
+
+
+@pytest.mark.timeout(300)
+def test_a_store_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("no database " * 1000)
+    command = [sys.executable, "-m", "chairlift", "serve", "--port", "0", "--store", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "cannot use the store" in done.stderr and "not a database" in done.stderr

@@ -24,6 +24,12 @@ from chairlift.server.routes.health import Health, Version
 from chairlift.server.routes.metrics import Metrics
 from chairlift.server.routes.models import GetModel, ListModels
 from chairlift.server.routes.openapi import OpenApi
+from chairlift.server.routes.responses import (
+    CancelResponse,
+    InputItems,
+    OneResponse,
+    Responses,
+)
 from chairlift.server.routes.tokenize import Detokenize, GetTokenizerInfo, Tokenize
 from chairlift.server.server_config import ServerConfig
 from chairlift.server.serving import Serving
@@ -60,6 +66,10 @@ def _routes(serving: Serving) -> list[BaseRoute]:
     return [
         _post("/v1/chat/completions", ChatCompletions(serving)),
         _post("/v1/completions", Completions(serving)),
+        _post("/v1/responses", Responses(serving)),
+        Route("/v1/responses/{id}", OneResponse(serving), methods=["GET", "DELETE"]),
+        _post("/v1/responses/{id}/cancel", CancelResponse(serving)),
+        _get("/v1/responses/{id}/input_items", InputItems(serving)),
         _get("/v1/models", ListModels(serving)),
         _get("/v1/models/{id:path}", GetModel(serving)),
         _post("/tokenize", Tokenize(serving)),

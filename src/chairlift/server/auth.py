@@ -34,6 +34,14 @@ class ApiKey:
     """Its share of the engine beside those of other keys."""
     priority: int = 0
     """The best (lowest) that its requests may ask for, where there are several keys."""
+    is_named: bool = True
+    """By its owner, and not for its place among the others."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose things are kept under it: a name outlives a key, but a place may be another's
+        tomorrow."""
+        return f"name:{self.name}" if self.is_named else f"key:{self.digest.hex()}"
 
 
 class KeyRing:
@@ -60,6 +68,10 @@ class KeyRing:
             return None
         return next((key.priority for key in self._keys if key.name == name), 0)
 
+    def tenant(self, name: str) -> str:
+        """Whose things are kept under a key's name; "" for everybody's, where there are no keys."""
+        return next((key.tenant for key in self._keys if key.name == name), "")
+
     def owner(self, headers: Mapping[bytes, bytes]) -> str:
         """Whose key a request brings; "" if there are no keys.  Raises `ApiError`."""
         if not self._keys:
@@ -85,6 +97,7 @@ class _Entry:
     secret: str
     weight: int = 1
     priority: int = 0
+    is_named: bool = False
 
 
 def read_keys(config: ServerConfig) -> KeyRing:
@@ -107,6 +120,7 @@ def read_keys(config: ServerConfig) -> KeyRing:
                 hashlib.sha256(entry.secret.encode()).digest(),
                 weights.get(entry.name, entry.weight),
                 entry.priority,
+                entry.is_named,
             )
             for entry in entries
         ]
@@ -166,7 +180,13 @@ def _read_line(words: list[str], default_name: str, place: str) -> _Entry:
             " underscores, for it is shown in logs and metrics",
             field="api_key_file",
         )
-    return _Entry(name, words[-1], options.get("weight", 1), options.get("priority", 0))
+    return _Entry(
+        name,
+        words[-1],
+        options.get("weight", 1),
+        options.get("priority", 0),
+        is_named=len(words) == 2,
+    )
 
 
 def _option(name: str, text: str, field: str, place: str) -> int:

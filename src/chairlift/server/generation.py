@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,6 +63,9 @@ class Job:
     is_streaming: bool
     priority: int
     deadline_s: float | None
+    before_end: Callable[[], Awaitable[None]] | None = None
+    """Done when the format has seen everything and the client is not yet told that its answer is
+    whole, or that its stream has failed.  May raise `ApiError`."""
 
 
 @contextmanager
@@ -151,6 +154,8 @@ async def _send_whole(
         body = job.format.whole(outputs).model_dump_json()
     else:  # so many small objects would keep the event loop waiting
         body = await serving.in_text_thread(lambda: job.format.whole(outputs).model_dump_json())
+    if job.before_end is not None:
+        await job.before_end()
     await send_bytes(send, 200, body.encode("utf-8"))
 
 
@@ -167,7 +172,10 @@ async def _stream(
                 raise
             api_error = _told(serving, error)
             exchange.error_code = api_error.code
-            await stream.write(wire.error_event(api_error) + wire.end, is_last=True)
+            data = wire.error_event(api_error) + wire.end
+            if job.before_end is not None:
+                await job.before_end()
+            await stream.write(data, is_last=True)
 
 
 async def _write_chunks(
@@ -189,6 +197,10 @@ async def _write_chunks(
                 check_output(output, exchange)
             data += chunks(output)
         if reader.is_finished:
+            if job.before_end is not None:
+                await stream.write(data)
+                data = b""
+                await job.before_end()
             data += job.format.last_chunks(list(newest.values())) + exchange.wire.end
             await stream.write(data, is_last=True)
         elif data:

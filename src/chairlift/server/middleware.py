@@ -220,7 +220,7 @@ def _preflight_headers(exchange: Exchange, origin: bytes) -> list[tuple[bytes, b
     asked = exchange.headers.get(b"access-control-request-headers", b"")
     return [
         *_origin_headers(origin),
-        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+        (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
         (b"access-control-allow-headers", asked or b"authorization, content-type"),
         (b"access-control-max-age", b"600"),
     ]

@@ -93,6 +93,13 @@ class ServerConfig:
     Kubernetes inference gateway read, or none."""
     public_metrics: bool = False
     """Let /metrics be read without an API key."""
+    store: str | None = None
+    """File in which responses are kept for /v1/responses; memory keeps them until the server ends,
+    none keeps none.  Default: store.sqlite in the user's state folder."""
+    store_days: float = 30.0
+    """Days for which a response is kept."""
+    store_size: int = 2**30
+    """Largest size of the store, in bytes; the oldest responses make room."""
     otlp_traces_endpoint: str | None = None
     """URL to which OpenTelemetry spans of requests are sent, as OTLP over HTTP, such as
     http://localhost:4318/v1/traces.  Needs the extra chairlift[otel]."""
@@ -112,6 +119,10 @@ class ServerConfig:
         for name in ("ping_interval", "slow_client_timeout", "step_timeout"):
             _seconds(name, getattr(self, name), 1e-2)
         _seconds("shutdown_timeout", self.shutdown_timeout, 0.0)
+        _number("store_days", self.store_days, 1e-6, "days")
+        _integer("store_size", self.store_size, 2**16)
+        if self.store == "":
+            raise ConfigError("store must be a file, memory or none", field="store")
         _choice("log_format", self.log_format, get_args(LogFormatName))
         _choice("metrics_compat", self.metrics_compat, get_args(MetricsCompat))
         if self.otlp_traces_endpoint is not None:
@@ -174,6 +185,10 @@ def _integer(name: str, value: object, low: int, high: int = 2**62) -> None:
 
 
 def _seconds(name: str, value: object, low: float) -> None:
+    _number(name, value, low, "seconds")
+
+
+def _number(name: str, value: object, low: float, unit: str) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not low <= value <= 1e9:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be seconds, at least {low:g}, got {value!r}", field=name)
+        raise ConfigError(f"{name} must be {unit}, at least {low:g}, got {value!r}", field=name)

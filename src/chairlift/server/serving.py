@@ -13,11 +13,13 @@ from chairlift.engine.supervisor import EngineSupervisor
 from chairlift.errors import RequestError
 from chairlift.server.admission import AdmissionPolicy, BoundedQueue
 from chairlift.server.auth import KeyRing, read_keys
+from chairlift.server.background import BackgroundRuns
 from chairlift.server.errors import of_request_error
 from chairlift.server.json_body import BodyBudget
 from chairlift.server.lifecycle import Lifecycle
 from chairlift.server.metrics_hooks import MetricsHooks
 from chairlift.server.queue_room import QueueLimits
+from chairlift.server.response_keeping import open_store
 from chairlift.server.served_model import ServedModel, read_template
 from chairlift.server.server_config import ServerConfig
 from chairlift.server.server_metrics import ServerMetrics
@@ -72,6 +74,9 @@ class Serving:
         self.sweeper = StreamSweeper(
             ping_s=config.ping_interval, stall_s=config.slow_client_timeout
         )
+        self.background = BackgroundRuns()
+        self.store = open_store(config)
+        """Where responses are kept; None if they are not."""
         self._text_pool = ThreadPoolExecutor(_NUM_TEXT_THREADS, "chairlift-text")
         self._grammar_pool = ThreadPoolExecutor(1, "chairlift-grammar")
         self._served: tuple[AsyncEngine, ServedModel] | None = None
@@ -112,3 +117,5 @@ class Serving:
         self.tracer.close()
         self._text_pool.shutdown(wait=False, cancel_futures=True)
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)
+        if self.store is not None:
+            self.store.close()

@@ -38,17 +38,17 @@ class StrictModel(BaseModel):
 Model = TypeVar("Model", bound=StrictModel)
 
 
-def parse(kind: type[Model], values: Mapping[str, Any]) -> Model:
-    """Raises `ApiError` that names the first field at fault."""
+def parse(kind: type[Model], values: Mapping[str, Any], *, place: str = "") -> Model:
+    """Raises `ApiError` that names the first field at fault; `place` is where `values` stand."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _api_error(error) from None
+        raise _api_error(error, place) from None
 
 
-def _api_error(error: ValidationError) -> ApiError:
+def _api_error(error: ValidationError, place: str) -> ApiError:
     first = error.errors(include_url=False, include_input=False, include_context=True)[0]
-    param = _param(first["loc"])
+    param = _param((place, *first["loc"]) if place else first["loc"])
     kind = first["type"]
     message = first["msg"].removeprefix("Value error, ")
     if kind == "missing":

@@ -20,6 +20,13 @@ from chairlift.server.protocol.completion import (
 )
 from chairlift.server.protocol.error import ErrorAnswer
 from chairlift.server.protocol.model import Model, ModelList
+from chairlift.server.protocol.response import (
+    DeletedResponse,
+    Response,
+    ResponseItemList,
+    ResponseStreamEvent,
+)
+from chairlift.server.protocol.response_request import ResponsesRequest
 from chairlift.server.protocol.tokenize import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -31,12 +38,22 @@ from chairlift.server.responses import send_bytes
 
 Schema = dict[str, Any]
 
-_REQUESTS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_REQUESTS = (
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 _ANSWERS = (
     ChatCompletion,
     ChatCompletionChunk,
     TextCompletion,
     TextCompletionChunk,
+    Response,
+    ResponseStreamEvent,
+    ResponseItemList,
+    DeletedResponse,
     TokenizeAnswer,
     DetokenizeAnswer,
     TokenizerInfo,
@@ -72,6 +89,13 @@ def openapi_document() -> Schema:
         "paths": {
             "/v1/chat/completions": _post(ChatRequest, ChatCompletion, ChatCompletionChunk),
             "/v1/completions": _post(CompletionRequest, TextCompletion, TextCompletionChunk),
+            "/v1/responses": _post(ResponsesRequest, Response, ResponseStreamEvent),
+            "/v1/responses/{id}": {
+                **_get(Response, parameter="id"),
+                "delete": _get(DeletedResponse, parameter="id")["get"],
+            },
+            "/v1/responses/{id}/cancel": {"post": _get(Response, parameter="id")["get"]},
+            "/v1/responses/{id}/input_items": _get(ResponseItemList, parameter="id"),
             "/v1/models": _get(ModelList),
             "/v1/models/{id}": _get(Model, parameter="id"),
             "/tokenize": _post(TokenizeRequest, TokenizeAnswer),

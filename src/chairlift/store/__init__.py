@@ -1,0 +1,1 @@
+"""What outlives a request: responses and their items, in SQLite."""
