@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access_log import access_logger
+from chairlift.server.anthropic.wire import AnthropicWire
 from chairlift.server.auth import PUBLIC_PATHS
 from chairlift.server.exchange import Exchange
 from chairlift.server.middleware import (
@@ -21,6 +22,7 @@ from chairlift.server.middleware import (
 from chairlift.server.routes.chat import ChatCompletions
 from chairlift.server.routes.completions import Completions
 from chairlift.server.routes.health import Health, Version
+from chairlift.server.routes.messages import CountTokens, Messages
 from chairlift.server.routes.metrics import Metrics
 from chairlift.server.routes.models import GetModel, ListModels
 from chairlift.server.routes.openapi import OpenApi
@@ -29,7 +31,7 @@ from chairlift.server.server_config import ServerConfig
 from chairlift.server.serving import Serving
 from chairlift.server.wire import Wire
 
-WIRES: dict[str, Wire] = {}
+WIRES: dict[str, Wire] = {"/v1/messages": AnthropicWire()}
 """Dialects other than OpenAI's, by the paths below which they are spoken."""
 
 
@@ -60,6 +62,8 @@ def _routes(serving: Serving) -> list[BaseRoute]:
     return [
         _post("/v1/chat/completions", ChatCompletions(serving)),
         _post("/v1/completions", Completions(serving)),
+        _post("/v1/messages", Messages(serving)),
+        _post("/v1/messages/count_tokens", CountTokens(serving)),
         _get("/v1/models", ListModels(serving)),
         _get("/v1/models/{id:path}", GetModel(serving)),
         _post("/tokenize", Tokenize(serving)),
