@@ -18,7 +18,7 @@ from chairlift.server.protocol.anthropic import (
     CountTokensRequest,
     MessageInput,
     MessagesRequest,
-    Tool,
+    MessageTool,
 )
 from chairlift.server.protocol.field_policy import ignored_fields
 from chairlift.server.translation import Translation
@@ -216,7 +216,7 @@ def _tools(request: CountTokensRequest, names: dict[str, str], ignored: list[str
     return body
 
 
-def _function(tool: Tool, place: str) -> JsonObject:
+def _function(tool: MessageTool, place: str) -> JsonObject:
     if tool.input_schema is None:
         raise bad_request(f"{place}.input_schema is required", param=f"{place}.input_schema")
     function: JsonObject = {"name": tool.name, "parameters": tool.input_schema}

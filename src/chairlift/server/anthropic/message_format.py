@@ -27,7 +27,7 @@ from chairlift.server.anthropic.wire import named_event
 from chairlift.server.chat_job import ChatWork
 from chairlift.server.protocol.anthropic import (
     Block,
-    Message,
+    MessageAnswer,
     MessageUsage,
     StopReason,
     TextBlock,
@@ -83,14 +83,14 @@ class MessageFormat:
         end = self._close().encode("utf-8")
         return end + named_event("message_delta", json.dumps(event).encode("ascii")) + _STOP
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> Message:
+    def whole(self, outputs: Sequence[RequestOutput]) -> MessageAnswer:
         (output,) = outputs
         (completion,) = output.outputs
         parts = self._reader.read(completion.text, is_finished=True)
         blocks = list(_blocks(parts, shows_thinking=self._shows_thinking))
         has_calls = any(isinstance(block, ToolUseBlock) for block in blocks)
         reason, sequence = self._stop_reason(completion, has_calls=has_calls)
-        return Message(
+        return MessageAnswer(
             id=self._id,
             model=self._model,
             content=blocks,
@@ -100,7 +100,7 @@ class MessageFormat:
         )
 
     def _start(self, output: RequestOutput) -> str:
-        message = Message(
+        message = MessageAnswer(
             id=self._id,
             model=self._model,
             content=[],

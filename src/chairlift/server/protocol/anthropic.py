@@ -55,7 +55,7 @@ class MessageInput(StrictModel):
     content: TextOrBlocks
 
 
-class Tool(StrictModel):
+class MessageTool(StrictModel):
     """A tool that the model may call; other types than `custom` are left out."""
 
     type: str = "custom"
@@ -67,7 +67,7 @@ class Tool(StrictModel):
     """Without effect: prompts are cached of themselves."""
 
 
-class ToolChoice(StrictModel):
+class MessageToolChoice(StrictModel):
     """Whether tools must be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -75,7 +75,7 @@ class ToolChoice(StrictModel):
     disable_parallel_tool_use: bool = False
 
 
-class Thinking(StrictModel):
+class MessageThinking(StrictModel):
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -85,18 +85,18 @@ class Thinking(StrictModel):
     """Whether thoughts are shown; they are never summarized."""
 
 
-class OutputFormat(StrictModel):
+class MessageOutputFormat(StrictModel):
     """A JSON schema that the answer follows."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(StrictModel):
+class MessageOutputConfig(StrictModel):
     """How much effort, and in which form."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: OutputFormat | None = None
+    format: MessageOutputFormat | None = None
 
 
 class CountTokensRequest(StrictModel):
@@ -105,11 +105,11 @@ class CountTokensRequest(StrictModel):
     model: Annotated[str, Field(min_length=1, max_length=1024)]
     messages: Annotated[list[MessageInput], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: TextOrBlocks | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    tools: Annotated[list[MessageTool], Field(max_length=MAX_TOOLS)] = []
+    tool_choice: MessageToolChoice | None = None
+    thinking: MessageThinking | None = None
+    output_config: MessageOutputConfig | None = None
+    output_format: MessageOutputFormat | None = None
     """The older place of `output_config.format`."""
     cache_control: Any = None
     """Without effect: prompts are cached of themselves."""
@@ -202,7 +202,7 @@ class MessageUsage(BaseModel):
     output_tokens: int
 
 
-class Message(BaseModel):
+class MessageAnswer(BaseModel):
     """Answer of POST /v1/messages."""
 
     id: str
