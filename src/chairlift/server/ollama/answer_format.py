@@ -24,9 +24,9 @@ from chairlift.server.answer_parts import (
 )
 from chairlift.server.logprobs import chat_logprobs
 from chairlift.server.protocol.ollama import (
-    AnsweredFunction,
-    AnsweredToolCall,
+    OllamaAnsweredCall,
     OllamaAnswerMessage,
+    OllamaCalledFunction,
     OllamaChatAnswer,
     OllamaGenerateAnswer,
 )
@@ -40,7 +40,7 @@ class _Said:
     def __init__(self) -> None:
         self.text = ""
         self.thinking = ""
-        self.calls: list[AnsweredToolCall] = []
+        self.calls: list[OllamaAnsweredCall] = []
 
 
 class OllamaFormat:
@@ -113,12 +113,12 @@ class OllamaFormat:
     def _end_call(self, said: _Said) -> None:
         """The call that was arriving is complete, or as complete as it will be."""
         if self._call is not None:
-            function = AnsweredFunction(
+            function = OllamaCalledFunction(
                 index=self._call.index,
                 name=self._call.name,
                 arguments=_object(self._arguments),
             )
-            said.calls.append(AnsweredToolCall(id=self._call.id, function=function))
+            said.calls.append(OllamaAnsweredCall(id=self._call.id, function=function))
         self._call, self._arguments = None, ""
 
     def _line(self, said: _Said, logprobs: list[Any] | None) -> str:

@@ -177,7 +177,7 @@ class FinalAnswer(BaseModel):
     logprobs: list[Any] | None = Field(default=None, exclude_if=_absent)
 
 
-class AnsweredFunction(BaseModel):
+class OllamaCalledFunction(BaseModel):
     """Which function is called, and how."""
 
     index: int
@@ -185,11 +185,11 @@ class AnsweredFunction(BaseModel):
     arguments: dict[str, Any]
 
 
-class AnsweredToolCall(BaseModel):
+class OllamaAnsweredCall(BaseModel):
     """One call of the model's."""
 
     id: str
-    function: AnsweredFunction
+    function: OllamaCalledFunction
 
 
 class OllamaAnswerMessage(BaseModel):
@@ -198,7 +198,7 @@ class OllamaAnswerMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str
     thinking: str | None = Field(default=None, exclude_if=_absent)
-    tool_calls: list[AnsweredToolCall] | None = Field(default=None, exclude_if=_absent)
+    tool_calls: list[OllamaAnsweredCall] | None = Field(default=None, exclude_if=_absent)
 
 
 class OllamaChatAnswer(FinalAnswer):
