@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from chairlift.server.protocol.anthropic import MessagesRequest
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.completion import CompletionRequest
 from chairlift.server.protocol.field_policy import (
@@ -19,13 +20,22 @@ from chairlift.server.protocol.field_policy import (
     REFUSED_IN_COMPLETIONS,
     WITHOUT_EFFECT,
 )
+from chairlift.server.protocol.ollama import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
+)
+from dialect_answers import lines_of, message_of, named_events
 from http_harness import Answer, RunningServer, request_bytes
 
 NUM_EXAMPLES = 1500 if os.environ.get("CHAIRLIFT_FULL") else 90
-PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+ANTHROPIC, OLLAMA = ["/v1/messages", "/v1/messages/count_tokens"], ["/api/chat", "/api/generate"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", *ANTHROPIC, *OLLAMA]
 FIELDS = sorted(
     {*ChatRequest.model_fields, *CompletionRequest.model_fields, *REFUSED_IN_CHAT}
     | {*REFUSED_IN_COMPLETIONS, *WITHOUT_EFFECT, "tokens", "unknown", "", "a" * 300}
+    | {*MessagesRequest.model_fields, *OllamaChatRequest.model_fields, *OllamaOptions.model_fields}
+    | {*OllamaGenerateRequest.model_fields, "context", "images", "type", "input_schema", "name"}
 )
 
 AWKWARD = st.sampled_from(
@@ -37,6 +47,8 @@ AWKWARD = st.sampled_from(
         [{"type": "text", "text": "a"}], {"include_usage": True}, [[1, 2], [3]],
         [{"role": "user", "content": "a"}], [{"role": "user", "content": None}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+        [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}],
+        [{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f"}]}],
     ]
 )  # fmt: skip
 VALUES = st.recursive(
@@ -55,13 +67,28 @@ BASE: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 2},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
+    **dict.fromkeys(
+        ANTHROPIC,
+        {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    ),
+    "/api/chat": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a"}],
+        "options": {"num_predict": 2},
+    },
+    "/api/generate": {"model": "tiny", "prompt": "a", "options": {"num_predict": 2}},
 }
 
 
-def check(server: RunningServer, answer: Answer) -> None:
+def check(path: str, answer: Answer) -> None:
     assert answer.status < 500, answer.body
     if answer.status >= 400:
-        assert answer.error["message"]
+        error = answer.json["error"] if path in ANTHROPIC + OLLAMA else answer.error
+        assert error if path in OLLAMA else error["message"]
+    elif answer.headers["content-type"] == "application/x-ndjson":
+        assert lines_of(answer.body)
+    elif path in ANTHROPIC and answer.headers["content-type"].startswith("text/event-stream"):
+        assert message_of(named_events(answer.body))
     elif answer.headers["content-type"].startswith("text/event-stream"):
         assert answer.events[-1] == "[DONE]"
     else:
@@ -84,7 +111,7 @@ def test_generated_objects(
     server: RunningServer, path: str, fields: dict[str, Any], dropped: set[str]
 ) -> None:
     body = {name: value for name, value in BASE[path].items() if name not in dropped}
-    check(server, server.post(path, body | fields))
+    check(path, server.post(path, body | fields))
 
 
 @settings(
@@ -102,7 +129,7 @@ def test_damaged_bytes(server: RunningServer, path: str, data: st.DataObject) ->
         if not body:
             body = bytearray(b"x")
     headers = {"content-type": "application/json"}
-    check(server, server.post(path, bytes(body), headers=headers))
+    check(path, server.post(path, bytes(body), headers=headers))
 
 
 @settings(
