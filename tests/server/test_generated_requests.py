@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from chairlift.server.protocol.anthropic import MessagesRequest
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.completion import CompletionRequest
 from chairlift.server.protocol.field_policy import (
@@ -19,16 +20,26 @@ from chairlift.server.protocol.field_policy import (
     REFUSED_IN_COMPLETIONS,
     WITHOUT_EFFECT,
 )
+from chairlift.server.protocol.ollama import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
+)
 from chairlift.server.protocol.response_request import REFUSED, ResponsesRequest
+from dialect_answers import lines_of, message_of, named_events
 from http_harness import Answer, RunningServer, request_bytes
 from response_events import response_events
 
 NUM_EXAMPLES = 1500 if os.environ.get("CHAIRLIFT_FULL") else 90
+ANTHROPIC, OLLAMA = ["/v1/messages", "/v1/messages/count_tokens"], ["/api/chat", "/api/generate"]
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"]
+PATHS += ANTHROPIC + OLLAMA
 FIELDS = sorted(
     {*ChatRequest.model_fields, *CompletionRequest.model_fields, *REFUSED_IN_CHAT}
     | {*REFUSED_IN_COMPLETIONS, *WITHOUT_EFFECT, "tokens", "unknown", "", "a" * 300}
     | {*ResponsesRequest.model_fields, *REFUSED, "type", "role", "content", "call_id", "format"}
+    | {*MessagesRequest.model_fields, *OllamaChatRequest.model_fields, *OllamaOptions.model_fields}
+    | {*OllamaGenerateRequest.model_fields, "context", "images", "input_schema", "name"}
 )
 
 AWKWARD = st.sampled_from(
@@ -45,6 +56,8 @@ AWKWARD = st.sampled_from(
         [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
         [{"type": "function_call_output", "call_id": "c", "output": []}], [{"type": "web_search"}],
         {"format": {"type": "json_object"}}, {"effort": "low"}, "resp_1",
+        [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}],
+        [{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f"}]}],
     ]
 )  # fmt: skip
 VALUES = st.recursive(
@@ -64,13 +77,28 @@ BASE: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": "tiny", "input": "a", "max_output_tokens": 2},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
+    **dict.fromkeys(
+        ANTHROPIC,
+        {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    ),
+    "/api/chat": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a"}],
+        "options": {"num_predict": 2},
+    },
+    "/api/generate": {"model": "tiny", "prompt": "a", "options": {"num_predict": 2}},
 }
 
 
-def check(server: RunningServer, answer: Answer) -> None:
+def check(path: str, answer: Answer) -> None:
     assert answer.status < 500, answer.body
     if answer.status >= 400:
-        assert answer.error["message"]
+        error = answer.json["error"] if path in ANTHROPIC + OLLAMA else answer.error
+        assert error if path in OLLAMA else error["message"]
+    elif answer.headers["content-type"] == "application/x-ndjson":
+        assert lines_of(answer.body)
+    elif path in ANTHROPIC and answer.headers["content-type"].startswith("text/event-stream"):
+        assert message_of(named_events(answer.body))
     elif answer.headers["content-type"].startswith("text/event-stream"):
         if answer.body.startswith(b"event: "):
             assert response_events(answer.body)[-1]["response"]["status"] != "in_progress"
@@ -99,7 +127,7 @@ def test_generated_objects(
     server: RunningServer, path: str, fields: dict[str, Any], dropped: set[str]
 ) -> None:
     body = {name: value for name, value in BASE[path].items() if name not in dropped}
-    check(server, server.post(path, body | fields))
+    check(path, server.post(path, body | fields))
 
 
 @settings(
@@ -117,7 +145,7 @@ def test_damaged_bytes(server: RunningServer, path: str, data: st.DataObject) ->
         if not body:
             body = bytearray(b"x")
     headers = {"content-type": "application/json"}
-    check(server, server.post(path, bytes(body), headers=headers))
+    check(path, server.post(path, bytes(body), headers=headers))
 
 
 @settings(

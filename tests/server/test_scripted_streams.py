@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from chairlift.core.scheduler_output import SampledToken
 from chairlift.runner.logits_processors import RequestSamplingState
 from chairlift.runner.sampler import SamplerOutput
+from dialect_answers import lines_of, message_of, named_events, said_by, text_of
 from http_harness import RunningServer, serving_engine
 from parity.tiny_checkpoints import EOS_TOKEN_ID
 
@@ -128,6 +129,45 @@ def test_streamed_pieces_join_to_the_whole_text(
         assert "".join(deltas_of(events)) == expected
         last = events[-2]["choices"][0]
         assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop_reason)
+
+
+@settings(
+    max_examples=NUM_TEXTS,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(case=texts_and_stops())
+@example(case=("the brown fox", ["own fox"]))
+@example(case=("👩‍👩‍👧‍👦🇨🇿", ["👦", "🇨"]))
+@example(case=("\u2028\ufffd\n\n日", ["\n\n\n"]))
+def test_other_dialects_stream_the_whole_text(
+    scripted: tuple[RunningServer, Callable[[str], None]], case: tuple[str, list[str]]
+) -> None:
+    server, script = scripted
+    text, stops = case
+    script(text)
+    expected, stop = cut(text, stops, False)
+    turns = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    message = {**turns, "max_tokens": MAX_BYTES + 1, "stop_sequences": stops}
+    options = {"num_predict": MAX_BYTES + 1, "stop": stops}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/api/chat", {**turns, "options": options}),
+        ("/api/generate", {"model": "tiny", "prompt": "hi", "options": options}),
+        ("/api/generate", {"model": "tiny", "prompt": "hi", "raw": True, "options": options}),
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        told = pool.submit(server.post, "/v1/messages", message)
+        events = pool.submit(server.post, "/v1/messages", {**message, "stream": True})
+        whole = [pool.submit(server.post, p, {**body, "stream": False}) for p, body in bodies]
+        lines = [pool.submit(server.post, p, body) for p, body in bodies]
+    for answer in (told.result().json, message_of(named_events(events.result().body))):
+        assert said_by(answer) == expected and answer["stop_sequence"] == stop
+        assert answer["stop_reason"] == ("end_turn" if stop is None else "stop_sequence")
+    for future in whole:
+        assert text_of(future.result().json) == expected
+        assert future.result().json["done_reason"] == "stop"
+    for future in lines:
+        assert "".join(map(text_of, lines_of(future.result().body))) == expected
 
 
 def test_text_that_ends_inside_a_character(

@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access_log import access_logger
+from chairlift.server.anthropic.wire import AnthropicWire
 from chairlift.server.auth import PUBLIC_PATHS
 from chairlift.server.exchange import Exchange
 from chairlift.server.middleware import (
@@ -18,11 +19,23 @@ from chairlift.server.middleware import (
     OriginCheck,
     Recorder,
 )
+from chairlift.server.ollama.wire import OllamaWire
 from chairlift.server.routes.chat import ChatCompletions
 from chairlift.server.routes.completions import Completions
 from chairlift.server.routes.health import Health, Version
+from chairlift.server.routes.messages import CountTokens, Messages
 from chairlift.server.routes.metrics import Metrics
 from chairlift.server.routes.models import GetModel, ListModels
+from chairlift.server.routes.ollama import (
+    IsRunning,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaRunning,
+    OllamaServerVersion,
+    OllamaShow,
+    OllamaStore,
+    OllamaTags,
+)
 from chairlift.server.routes.openapi import OpenApi
 from chairlift.server.routes.responses import (
     CancelResponse,
@@ -35,7 +48,7 @@ from chairlift.server.server_config import ServerConfig
 from chairlift.server.serving import Serving
 from chairlift.server.wire import Wire
 
-WIRES: dict[str, Wire] = {}
+WIRES: dict[str, Wire] = {"/v1/messages": AnthropicWire(), "/api": OllamaWire()}
 """Dialects other than OpenAI's, by the paths below which they are spoken."""
 
 
@@ -70,17 +83,37 @@ def _routes(serving: Serving) -> list[BaseRoute]:
         Route("/v1/responses/{id}", OneResponse(serving), methods=["GET", "DELETE"]),
         _post("/v1/responses/{id}/cancel", CancelResponse(serving)),
         _get("/v1/responses/{id}/input_items", InputItems(serving)),
+        _post("/v1/messages", Messages(serving)),
+        _post("/v1/messages/count_tokens", CountTokens(serving)),
         _get("/v1/models", ListModels(serving)),
         _get("/v1/models/{id:path}", GetModel(serving)),
         _post("/tokenize", Tokenize(serving)),
         _post("/detokenize", Detokenize(serving)),
         _get("/tokenizer_info", GetTokenizerInfo(serving)),
+        *_ollama_routes(serving),
         _get("/health", Health(serving)),
         _get("/ready", Health(serving)),
         _get("/ping", Health(serving)),
         _get("/version", Version()),
         _get("/metrics", Metrics(serving)),
         _get("/openapi.json", OpenApi()),
+    ]
+
+
+def _ollama_routes(serving: Serving) -> list[BaseRoute]:
+    store = [
+        Route(f"/api/{name}", OllamaStore())
+        for name in ("pull", "push", "create", "copy", "delete", "blobs/{digest}")
+    ]
+    return [
+        _post("/api/chat", OllamaChat(serving)),
+        _post("/api/generate", OllamaGenerate(serving)),
+        _post("/api/show", OllamaShow(serving)),
+        _get("/api/tags", OllamaTags(serving)),
+        _get("/api/ps", OllamaRunning(serving)),
+        _get("/api/version", OllamaServerVersion()),
+        _get("/", IsRunning()),
+        *store,
     ]
 
 

@@ -67,9 +67,12 @@ async def chat_work(
     receive: Receive,
     *,
     id: str,
+    ends_at_context: bool = False,
 ) -> ChatWork:
     """Check and tokenize, off the event loop.  `id`: the engine's name for it.
 
+    `ends_at_context`: where the context has no room for as many tokens as were asked for, the
+    answer is shorter, rather than the request refused.
     Books the fields that change nothing.  Raises `ApiError`, `RequestError` and `ClientClosed`.
     """
     served.check_name(request.model)
@@ -80,11 +83,21 @@ async def chat_work(
     async with until_disconnect(receive):
         await compile_grammar(serving, engine, request)
         processed = await serving.in_text_thread(
-            _process, serving, engine, served, exchange, request, id
+            _process, serving, engine, served, exchange, request, id, ends_at_context
         )
     log_prompts(serving, exchange, [processed])
     return ChatWork(
         request=request, processed=processed, new_reader=PlainReader, deadline_s=deadline_s
+    )
+
+
+def chat_prompt(request: ChatRequest, served: ServedModel) -> tuple[str, list[int]]:
+    """What the model reads, as text and tokens.  In a thread for text; raises `RequestError`."""
+    variables = dict(request.chat_template_kwargs)
+    if request.reasoning_effort is not None:
+        variables |= _reasoning_variables(request.reasoning_effort, served)
+    return served.encode_messages(
+        request.messages, add_generation_prompt=request.add_generation_prompt, **variables
     )
 
 
@@ -95,14 +108,10 @@ def _process(
     exchange: Exchange,
     request: ChatRequest,
     id: str,
+    ends_at_context: bool,
 ) -> ProcessedInput:
     """In a thread for text."""
-    variables = dict(request.chat_template_kwargs)
-    if request.reasoning_effort is not None:
-        variables |= _reasoning_variables(request.reasoning_effort, served)
-    text, token_ids = served.encode_messages(
-        request.messages, add_generation_prompt=request.add_generation_prompt, **variables
-    )
+    text, token_ids = chat_prompt(request, served)
     params = request.sampling_params(
         served.defaults, max_tokens=request.asked_tokens, logprobs=request.num_logprobs
     )
@@ -115,7 +124,12 @@ def _process(
         id=id,
         request=request,
     )
-    check_fits(request, [processed], served, asked_tokens=request.asked_tokens)
+    check_fits(
+        request,
+        [processed],
+        served,
+        asked_tokens=None if ends_at_context else request.asked_tokens,
+    )
     return processed
 
 

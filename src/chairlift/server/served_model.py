@@ -77,6 +77,16 @@ class ServedModel:
             param="model",
         )
 
+    @property
+    def can_think(self) -> bool:
+        """Whether the chat template knows thoughts, and how to ask for them."""
+        return self.mentions("reasoning_effort") or self.mentions("enable_thinking")
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What it can do, in Ollama's words."""
+        return ["completion", *(["thinking"] if self.can_think else [])]
+
     def mentions(self, word: str) -> bool:
         """Whether the chat template knows a variable or a role."""
         return self.chat_template is not None and word in (self.chat_template.source or "")

@@ -12,6 +12,13 @@ from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
 from chairlift._version import __version__
+from chairlift.server.protocol.anthropic import (
+    CountTokensRequest,
+    MessageAnswer,
+    MessageError,
+    MessagesRequest,
+    TokenCount,
+)
 from chairlift.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from chairlift.server.protocol.completion import (
     CompletionRequest,
@@ -20,6 +27,18 @@ from chairlift.server.protocol.completion import (
 )
 from chairlift.server.protocol.error import ErrorAnswer
 from chairlift.server.protocol.model import Model, ModelList
+from chairlift.server.protocol.ollama import (
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaError,
+    OllamaGenerateAnswer,
+    OllamaGenerateRequest,
+    OllamaModelInfo,
+    OllamaModelList,
+    OllamaRunningList,
+    OllamaShowRequest,
+    OllamaVersion,
+)
 from chairlift.server.protocol.response import (
     DeletedResponse,
     Response,
@@ -44,6 +63,11 @@ _REQUESTS = (
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
 )
 _ANSWERS = (
     ChatCompletion,
@@ -60,7 +84,18 @@ _ANSWERS = (
     Model,
     ModelList,
     ErrorAnswer,
+    MessageAnswer,
+    TokenCount,
+    MessageError,
+    OllamaChatAnswer,
+    OllamaGenerateAnswer,
+    OllamaModelInfo,
+    OllamaModelList,
+    OllamaRunningList,
+    OllamaVersion,
+    OllamaError,
 )
+_EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 
 
 class OpenApi:
@@ -96,6 +131,8 @@ def openapi_document() -> Schema:
             },
             "/v1/responses/{id}/cancel": {"post": _get(Response, parameter="id")["get"]},
             "/v1/responses/{id}/input_items": _get(ResponseItemList, parameter="id"),
+            **_anthropic_paths(),
+            **_ollama_paths(),
             "/v1/models": _get(ModelList),
             "/v1/models/{id}": _get(Model, parameter="id"),
             "/tokenize": _post(TokenizeRequest, TokenizeAnswer),
@@ -115,18 +152,50 @@ def openapi_document() -> Schema:
     }
 
 
+def _anthropic_paths() -> Schema:
+    """Streams are of events of many kinds, which Anthropic's documentation describes."""
+    return {
+        "/v1/messages": _post(MessagesRequest, MessageAnswer, _EVENT, error=MessageError),
+        "/v1/messages/count_tokens": _post(CountTokensRequest, TokenCount, error=MessageError),
+    }
+
+
+def _ollama_paths() -> Schema:
+    def stream(request: type[BaseModel], answer: type[BaseModel]) -> Schema:
+        return _post(request, answer, _LINE, stream=_LINES, error=OllamaError)
+
+    return {
+        "/api/chat": stream(OllamaChatRequest, OllamaChatAnswer),
+        "/api/generate": stream(OllamaGenerateRequest, OllamaGenerateAnswer),
+        "/api/show": _post(OllamaShowRequest, OllamaModelInfo, error=OllamaError),
+        "/api/tags": _get(OllamaModelList, error=OllamaError),
+        "/api/ps": _get(OllamaRunningList, error=OllamaError),
+        "/api/version": _get(OllamaVersion, error=OllamaError),
+        "/": _get(None, kinds=("text/plain",)),
+    }
+
+
+_EVENT: Schema = {"type": "object", "properties": {"type": {"type": "string"}}}
+_LINE: Schema = {"type": "object", "properties": {"done": {"type": "boolean"}}}
+
+
 def _post(
-    request: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel] | None = None
+    request: type[BaseModel],
+    answer: type[BaseModel],
+    chunk: type[BaseModel] | Schema | None = None,
+    *,
+    stream: str = _EVENTS,
+    error: type[BaseModel] = ErrorAnswer,
 ) -> Schema:
-    content = {"application/json": {"schema": _reference(answer)}}
+    content: Schema = {"application/json": {"schema": _reference(answer)}}
     if chunk is not None:
-        content["text/event-stream"] = {"schema": _reference(chunk)}
+        content[stream] = {"schema": chunk if isinstance(chunk, dict) else _reference(chunk)}
     operation = {
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": _reference(request)}},
         },
-        "responses": {"200": {"description": "Success.", "content": content}, **_errors()},
+        "responses": {"200": {"description": "Success.", "content": content}, **_errors(error)},
     }
     return {"post": operation}
 
@@ -136,11 +205,12 @@ def _get(
     *,
     parameter: str | None = None,
     kinds: Sequence[str] = ("application/json",),
+    error: type[BaseModel] = ErrorAnswer,
 ) -> Schema:
     schema = {} if answer is None else _reference(answer)
     content = {kind: {"schema": schema} for kind in kinds}
     operation: Schema = {
-        "responses": {"200": {"description": "Success.", "content": content}, **_errors()}
+        "responses": {"200": {"description": "Success.", "content": content}, **_errors(error)}
     }
     if parameter is not None:
         place = {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -148,8 +218,8 @@ def _get(
     return {"get": operation}
 
 
-def _errors() -> Schema:
-    content = {"application/json": {"schema": _reference(ErrorAnswer)}}
+def _errors(error: type[BaseModel]) -> Schema:
+    content = {"application/json": {"schema": _reference(error)}}
     return {
         "4XX": {"description": "The request cannot be served.", "content": content},
         "5XX": {"description": "The server cannot serve it now.", "content": content},

@@ -1,0 +1,1 @@
+"""Ollama's API, said in chat and text completions."""
