@@ -83,6 +83,7 @@ class HttpServer(uvicorn.Server):
         """Raises `ConfigError` if it cannot listen, or a certificate cannot be used."""
         self.serving = serving
         self._has_signal = False
+        self._num_noted_rebuilds = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
         config = serving.config
@@ -162,12 +163,13 @@ class HttpServer(uvicorn.Server):
 
     def _note_engine_state(self) -> None:
         supervisor = self.serving.supervisor
+        while self._num_noted_rebuilds < supervisor.num_rebuilds:  # one may be over already
+            self._num_noted_rebuilds += 1
+            self.serving.metrics.engine_rebuilt()
         if supervisor.state == "running":
             with contextlib.suppress(ApiError):  # it may have gone again
                 self.serving.engine()  # what is to be known of the model, before it is asked for
             logger.info("ready: %s", self._address)
-        elif supervisor.state == "restarting":
-            self.serving.metrics.engine_rebuilt()
         elif supervisor.state == "dead" and supervisor.num_rebuilds == 0:
             self.should_exit = self.force_exit = True  # it never worked: say why and leave
 
