@@ -201,7 +201,7 @@ def test_hangup_and_pause_change_nothing(serve_process: Serve) -> None:
         expected = server.complete(temperature=0).json["choices"]
         server.signal(signal.SIGHUP)
         server.signal(signal.SIGSTOP)
-        time.sleep(0.5)
+        time.sleep(30 if os.environ.get("CHAIRLIFT_FULL") else 0.5)
         server.signal(signal.SIGCONT)
         assert server.complete(temperature=0).json["choices"] == expected
 
