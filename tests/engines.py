@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from chairlift.core.scheduler_output import SchedulerOutput
 from chairlift.engine.engine import Engine
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.outputs import RequestOutput
+from chairlift.pooling_params import PoolingParams
 from chairlift.sampling_params import SamplingParams
 
 
@@ -77,10 +78,24 @@ class Job:
     """A prompt with its options, and the step before which it arrives."""
 
     prompt: Any
-    params: SamplingParams
+    params: SamplingParams = field(default_factory=SamplingParams)
     arrival_step: int = 0
     priority: int = 0
     tenant: str = ""
+    pooling: PoolingParams | None = None
+    """Its vector is wanted, and no token."""
+
+    def add_to(self, engine: Engine) -> str:
+        """Put it in line; its request id."""
+        if self.pooling is None:
+            return engine.add_request(
+                self.prompt, self.params, priority=self.priority, tenant=self.tenant
+            )
+        return engine.add(
+            engine.process_embedding(
+                self.prompt, self.pooling, priority=self.priority, tenant=self.tenant
+            )
+        )
 
 
 def run_jobs(
@@ -96,9 +111,7 @@ def run_jobs(
     for step in range(max_steps):
         for index, job in enumerate(jobs):
             if index not in ids and job.arrival_step <= step:
-                ids[index] = engine.add_request(
-                    job.prompt, job.params, priority=job.priority, tenant=job.tenant
-                )
+                ids[index] = job.add_to(engine)
         if len(outputs) == len(jobs):
             break
         before_step(step)

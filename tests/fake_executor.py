@@ -9,6 +9,7 @@ a request must yield, whatever its company.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from chairlift.core.scheduler_output import (
     SchedulerOutput,
 )
 from chairlift.events import StepRecord
+from chairlift.pooling_params import PoolingParams, PoolingType
 from chairlift.sampling_params import SamplingParams
 
 VOCAB_SIZE = 5
@@ -74,6 +76,12 @@ def solo_tokens(
     return output
 
 
+def solo_vector(prompt: Sequence[int], pooling_type: PoolingType) -> list[float]:
+    """What a request that needs no token yields: of the last prefix, or of all of them."""
+    hashes = [float(value % 2**20) for value in prefix_hashes(prompt)]
+    return [sum(hashes)] if pooling_type == "mean" else hashes[-1:]
+
+
 def make_request(
     request_id: str,
     prompt: Sequence[int] | int,
@@ -86,8 +94,12 @@ def make_request(
     fork_of: str | None = None,
     cache_salt: str = "",
     tenant: str = "",
+    pooling_type: PoolingType = "last",
 ) -> Request:
-    """A request with a prompt, or with one of so many tokens that nobody else's begins like."""
+    """A request with a prompt, or with one of so many tokens that nobody else's begins like.
+
+    One of which no token is wanted has a vector pooled.
+    """
     if isinstance(prompt, int):
         first = sum((index + 1) * ord(char) for index, char in enumerate(request_id))
         prompt = [100 + first * 1000 + position for position in range(prompt)]
@@ -101,7 +113,9 @@ def make_request(
         fork_of=fork_of,
         cache_salt=cache_salt,
         tenant=tenant,
-        sampling_params=SamplingParams(seed=seed, max_tokens=max_tokens),
+        use_prefix_cache=bool(max_tokens) or pooling_type == "last",
+        sampling_params=SamplingParams(seed=seed, max_tokens=max(1, max_tokens)),
+        pooling_params=None if max_tokens else PoolingParams(pooling_type=pooling_type),
     )
 
 
@@ -137,6 +151,8 @@ class FakeExecutor:
         """Requests that end with an error of their own when they ride next."""
         self.steps: list[SchedulerOutput] = []
         self._hashes: dict[str, list[int]] = {}
+        self._read: dict[str, list[float]] = {}
+        """What the pooled vector of a request is made of, position by position."""
         self._broken: set[str] = set()
 
     @classmethod
@@ -176,7 +192,7 @@ class FakeExecutor:
                 slots[:] = [POISON] * self.block_size
 
     def _forget(self, request_id: str) -> None:
-        for known in (self.requests, self.tokens, self._hashes):
+        for known in (self.requests, self.tokens, self._hashes, self._read):
             known.pop(request_id, None)
         self._broken.discard(request_id)
 
@@ -194,6 +210,7 @@ class FakeExecutor:
         for item in members:
             self._write(item)
         sampled: dict[str, SampledToken] = {}
+        pooled: dict[str, array[float]] = {}
         errors: dict[str, str] = {}
         for item in members:
             self._verify(item)
@@ -203,8 +220,11 @@ class FakeExecutor:
                 errors[item.request_id] = "fault in the request"
             elif item.is_sampling:
                 sampled[item.request_id] = self._sample(item)
+            elif self.requests[item.request_id].pooling_params is not None:
+                self._pool(item, pooled)
         return RunnerOutput(
             sampled=sampled,
+            pooled=pooled,
             errors=errors,
             execute_s=1e-3 * output.num_tokens,
             swap_out_s=1e-3 * len(output.moves.swap_outs),
@@ -237,12 +257,28 @@ class FakeExecutor:
         hashes.append(extend_hash(hashes[-1], token_id))
         return SampledToken(token_id=token_id)
 
+    def _pool(self, item: ScheduledRequest, pooled: dict[str, array[float]]) -> None:
+        """As the runner does: a mean reads every position, once; the last one alone is enough."""
+        request = self.requests[item.request_id]
+        assert request.pooling_params is not None
+        start, end = item.num_computed_tokens, item.num_computed_tokens + item.num_new_tokens
+        if item.kind == "padding":
+            return
+        read = self._read.setdefault(item.request_id, [])
+        hashes = [float(value % 2**20) for value in self._hashes[item.request_id]]
+        if request.pooling_params.pooling_type == "mean":
+            assert start <= len(read), f"{item} leaves out what a mean needs"
+            read.extend(hashes[len(read) : end])
+        if end == len(request.prompt_token_ids):
+            pooled[item.request_id] = array("d", [sum(read)] if read else hashes[-1:])
+
 
 @dataclass
 class Ending:
     """What a caller has seen of a request."""
 
     tokens: list[int] = field(default_factory=list)
+    vector: list[float] | None = None
     reason: str | None = None
     error: str | None = None
     is_released: bool = False
@@ -313,6 +349,9 @@ class Rig:
             ending = self.endings[update.request_id]
             assert not ending.is_released, "told about a request that has gone"
             ending.tokens.extend(update.new_token_ids)
+            if update.pooled is not None:
+                assert ending.vector is None, "a second vector"
+                ending.vector = update.pooled.tolist()
             if update.finish_reason is not None:
                 assert ending.reason is None, "ended twice"
                 ending.reason, ending.error = update.finish_reason, update.error
@@ -343,5 +382,11 @@ class Rig:
                 stop_token_ids=request.stop_token_ids,
             )
             assert ending.tokens == solo, request_id
-            assert ending.reason == ("stop" if solo[-1] in request.stop_token_ids else "length")
             assert ending.is_released, request_id
+            if request.pooling_params is not None:
+                kind = request.pooling_params.pooling_type or "last"
+                assert ending.vector == solo_vector(request.prompt_token_ids, kind), request_id
+                assert ending.reason == "stop"
+            else:
+                assert ending.vector is None
+                assert ending.reason == ("stop" if solo[-1] in request.stop_token_ids else "length")

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
         ModelSourceError,
         RequestError,
     )
-    from chairlift.outputs import CompletionOutput, Logprob, RequestOutput
+    from chairlift.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+    )
+    from chairlift.pooling_params import PoolingParams
     from chairlift.sampling_params import SamplingParams
     from chairlift.structured_outputs import StructuredOutputsParams
 
@@ -33,6 +40,8 @@ _HOMES = {
     "ChairliftError": "chairlift.errors",
     "CompletionOutput": "chairlift.outputs",
     "ConfigError": "chairlift.errors",
+    "EmbeddingOutput": "chairlift.outputs",
+    "EmbeddingRequestOutput": "chairlift.outputs",
     "Engine": "chairlift.engine.engine",
     "EngineConfig": "chairlift.config",
     "EngineDeadError": "chairlift.errors",
@@ -40,6 +49,7 @@ _HOMES = {
     "Logprob": "chairlift.outputs",
     "ModelFileError": "chairlift.errors",
     "ModelSourceError": "chairlift.errors",
+    "PoolingParams": "chairlift.pooling_params",
     "RequestError": "chairlift.errors",
     "RequestOutput": "chairlift.outputs",
     "SamplingParams": "chairlift.sampling_params",
@@ -51,6 +61,8 @@ __all__ = [
     "ChairliftError",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Engine",
     "EngineConfig",
     "EngineDeadError",
@@ -58,6 +70,7 @@ __all__ = [
     "Logprob",
     "ModelFileError",
     "ModelSourceError",
+    "PoolingParams",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

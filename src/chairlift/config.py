@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from chairlift.errors import ConfigError
+from chairlift.pooling_params import PoolingType
 
 BatchingPolicyName = Literal["continuous", "dynamic", "static"]
 PrefillPolicyName = Literal["chunked", "separated"]
@@ -107,6 +108,9 @@ class EngineConfig:
     """How the int8 kernels multiply.  exact: the file's codes and scales; fast: weights in bytes
     again, one scale per output: quicker for many requests at once, less so for one, and less exact.
     auto: exact; fast with preset throughput."""
+    pooling_type: PoolingType | None = None
+    """How an embedding is made of a prompt's hidden states: last (its last token's) or mean.
+    Default: as the model's file says, else last."""
     tensor_parallel_size: int = 1
     """Devices to split the model over; only 1 for now."""
     enforce_eager: bool = False
@@ -129,7 +133,7 @@ class EngineConfig:
         _number("batch_wait_ms", self.batch_wait_ms, 0.0, 3.6e6)
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            is_open = value is None and name in ("prefill_policy", "preset")
+            is_open = value is None and name in ("prefill_policy", "preset", "pooling_type")
             if not is_open and value not in get_args(choices):
                 raise ConfigError(
                     f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}",
@@ -180,6 +184,7 @@ _CHOICES = {
     "kernels": KernelsName,
     "kv_cache_dtype": KvCacheDtypeName,
     "quant_compute": QuantComputeName,
+    "pooling_type": PoolingType,
     "preset": PresetName,
 }
 

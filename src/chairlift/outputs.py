@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -64,6 +65,7 @@ class RequestMetrics:
     arrival_time: float = 0.0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
+    """Of an embedding: when its vector was there."""
     last_token_time: float | None = None
     finished_time: float | None = None
     token_times: list[float] = field(default_factory=list)
@@ -112,3 +114,52 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    embedding: array[float] | None = None
+    """The prompt's vector (float32), where that was asked for: its completion stays empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A prompt's vector."""
+
+    vector: array[float]
+    """float32, which numpy reads in place: `numpy.frombuffer(vector, numpy.float32)`."""
+
+    @property
+    def embedding(self) -> list[float]:
+        return self.vector.tolist()
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.vector)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """A request's prompt and its vector."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    outputs: EmbeddingOutput
+    """Empty if the request ended with an error."""
+    finished: bool = True
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    error: str | None = None
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> EmbeddingRequestOutput:
+        """A finished output in the shape of an embedding's."""
+        vector = output.embedding if output.embedding is not None else array("f")
+        return cls(
+            request_id=output.request_id,
+            prompt=output.prompt,
+            prompt_token_ids=output.prompt_token_ids,
+            outputs=EmbeddingOutput(vector),
+            finished=output.finished,
+            num_cached_tokens=output.num_cached_tokens,
+            error=output.outputs[0].error,
+            metrics=output.metrics,
+        )

@@ -2,12 +2,14 @@
 
 Run by hand from the repository root, in an environment with torch, transformers, gguf, tokenizers
 and safetensors (extras `parity` and `test`); README.md beside this file lists the versions used.
-With PYTHONPATH=tests, three modes:
+With PYTHONPATH=tests, four modes:
 
     python -m parity.make_fixtures smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
         32 prompts, up to 64 greedy tokens each -> fixtures/smollm2_greedy.json (about 2 minutes)
     python -m parity.make_fixtures tiny
         logits of the tiny random checkpoints -> fixtures/tiny_logits.npz (seconds)
+    python -m parity.make_fixtures embeddings
+        their pooled hidden states -> fixtures/tiny_embeddings.npz (seconds)
     python -m parity.make_fixtures verify [--gguf FILE]
         recompute and compare with the committed files; exit code 1 if they differ
 """
@@ -29,10 +31,13 @@ from parity.gguf_llama import GgufLlama
 from parity.parity_fixtures import (
     GreedyFixture,
     GreedySample,
+    TinyEmbeddings,
     TinyFixture,
     TinyLogits,
+    load_embeddings,
     load_greedy,
     load_tiny,
+    save_embeddings,
     save_greedy,
     save_tiny,
 )
@@ -48,6 +53,7 @@ from parity.tiny_checkpoints import (
 NUM_OUTPUT_TOKENS = 64
 NUM_INPUT_TOKENS = 96
 POSITIONS = np.arange(2, NUM_INPUT_TOKENS, 3)  # every third, the last position among them
+EMBEDDED_LENGTHS = np.array([1, 7, 33, NUM_INPUT_TOKENS])
 TINY_TOLERANCE = 1e-4  # logits spread over several units
 TIE_MARGIN = 1e-3  # below it, another machine's rounding may choose another token
 FIRST_ORDINARY_TOKEN_ID = 2
@@ -107,12 +113,44 @@ def tiny_fixture() -> TinyFixture:
             fingerprint=fingerprint(tiny_tensors(name)),
         )
         print(f"{name}: logits std {logits.std():.2f}, max {np.abs(logits).max():.2f}", flush=True)
-    meta = {
+    return TinyFixture(meta=_tiny_meta(), variants=variants)
+
+
+def tiny_embeddings() -> dict[str, TinyEmbeddings]:
+    """Pooled hidden states of every tiny checkpoint, on the token ids of its logits."""
+    return {name: variant_embeddings(name) for name in VARIANTS}
+
+
+def variant_embeddings(variant: str) -> TinyEmbeddings:
+    """Of one tiny checkpoint, computed by transformers; means in float64."""
+    token_ids = load_tiny().variants[variant].token_ids
+    with tempfile.TemporaryDirectory() as name:
+        make_tiny_checkpoint(variant, Path(name))
+        states = [folder_states(Path(name), token_ids[:length]) for length in EMBEDDED_LENGTHS]
+    return TinyEmbeddings(
+        lengths=EMBEDDED_LENGTHS,
+        last=np.stack([rows[-1] for rows in states]),
+        mean=np.stack([rows.mean(axis=0, dtype=np.float64) for rows in states]).astype(np.float32),
+    )
+
+
+def folder_states(folder: Path, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """[tokens, hidden] after the final norm, of the checkpoint in `folder`."""
+    import torch
+
+    model = _load(folder)
+    with torch.inference_mode():
+        output = model(torch.from_numpy(token_ids)[None], output_hidden_states=True)
+    array: NDArray[np.float32] = output.hidden_states[-1][0].numpy()
+    return array
+
+
+def _tiny_meta() -> dict[str, Any]:
+    return {
         **_versions("torch", "transformers", "safetensors", "numpy"),
         "dtype": "float32",
         "attn_implementation": "eager",
     }
-    return TinyFixture(meta=meta, variants=variants)
 
 
 def tiny_logits(variant: str, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -130,6 +168,16 @@ def folder_logits(folder: Path, token_ids: NDArray[np.int64]) -> NDArray[np.floa
         ValueError: the folder lacks a tensor of the model, or has one too many.
     """
     import torch
+
+    model = _load(folder)
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(token_ids)[None]).logits[0]
+    array: NDArray[np.float32] = logits.numpy()
+    return array
+
+
+def _load(folder: Path) -> Any:
+    import torch
     from transformers import AutoModelForCausalLM
 
     model, info = AutoModelForCausalLM.from_pretrained(
@@ -138,10 +186,7 @@ def folder_logits(folder: Path, token_ids: NDArray[np.int64]) -> NDArray[np.floa
     wrong = {key: value for key, value in info.items() if value}
     if wrong:
         raise ValueError(f"{folder.name}: transformers did not load it cleanly: {wrong}")
-    with torch.inference_mode():
-        logits = model.eval()(torch.from_numpy(token_ids)[None]).logits[0]
-    array: NDArray[np.float32] = logits.numpy()
-    return array
+    return model.eval()
 
 
 def tiny_differences(computed: TinyFixture, committed: TinyFixture) -> list[str]:
@@ -157,6 +202,21 @@ def tiny_differences(computed: TinyFixture, committed: TinyFixture) -> list[str]
             lines.append(f"{name}: the input token ids differ")
         elif (worst := float(np.abs(ours.logits - theirs.logits).max())) > TINY_TOLERANCE:
             lines.append(f"{name}: logits differ by {worst:.2e} > {TINY_TOLERANCE:.0e}")
+    return lines
+
+
+def embedding_differences(
+    computed: dict[str, TinyEmbeddings], committed: dict[str, TinyEmbeddings]
+) -> list[str]:
+    """One line per variant whose vectors differ by more than `TINY_TOLERANCE`."""
+    if computed.keys() != committed.keys():
+        return [f"variants differ: {sorted(computed)} != {sorted(committed)}"]
+    lines = []
+    for name, theirs in committed.items():
+        ours = computed[name]
+        worst = max(np.abs(ours.last - theirs.last).max(), np.abs(ours.mean - theirs.mean).max())
+        if worst > TINY_TOLERANCE:
+            lines.append(f"{name}: embeddings differ by {worst:.2e} > {TINY_TOLERANCE:.0e}")
     return lines
 
 
@@ -240,6 +300,7 @@ def _sha256(path: Path) -> str:
 
 def _verify(gguf: Path | None) -> int:
     lines = tiny_differences(tiny_fixture(), load_tiny())
+    lines += embedding_differences(tiny_embeddings(), load_embeddings())
     if gguf is not None:
         lines += greedy_differences(greedy_fixture(gguf), load_greedy())
     for line in lines:
@@ -256,12 +317,15 @@ def main() -> int:
     modes = parser.add_subparsers(dest="mode", required=True)
     modes.add_parser("smollm2").add_argument("gguf", type=Path)
     modes.add_parser("tiny")
+    modes.add_parser("embeddings")
     modes.add_parser("verify").add_argument("--gguf", type=Path)
     arguments = parser.parse_args()
     if arguments.mode == "verify":
         return _verify(arguments.gguf)
     if arguments.mode == "smollm2":
         save_greedy(greedy_fixture(arguments.gguf))
+    elif arguments.mode == "embeddings":
+        save_embeddings(tiny_embeddings(), _tiny_meta())
     else:
         save_tiny(tiny_fixture())
     return 0

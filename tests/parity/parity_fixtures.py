@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 FIXTURES = Path(__file__).parent / "fixtures"
 SMOLLM2_GREEDY = FIXTURES / "smollm2_greedy.json"
 TINY_LOGITS = FIXTURES / "tiny_logits.npz"
+TINY_EMBEDDINGS = FIXTURES / "tiny_embeddings.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,19 @@ class TinyFixture:
     variants: dict[str, TinyLogits]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyEmbeddings:
+    """Pooled final hidden states of one tiny checkpoint, not normalised.
+
+    `last` and `mean` are [lengths, hidden] float32; row r is of the first `lengths[r]` tokens that
+    the variant's `TinyLogits` has.
+    """
+
+    lengths: NDArray[np.int64]
+    last: NDArray[np.float32]
+    mean: NDArray[np.float32]
+
+
 def load_greedy(path: Path = SMOLLM2_GREEDY) -> GreedyFixture:
     """Read the default model's greedy samples."""
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -105,6 +119,30 @@ def save_tiny(fixture: TinyFixture, path: Path = TINY_LOGITS) -> None:
         arrays[f"{name}/positions"] = variant.positions
         arrays[f"{name}/logits"] = variant.logits
         arrays[f"{name}/fingerprint"] = variant.fingerprint
+    np.savez_compressed(path, **arrays)
+
+
+def load_embeddings(path: Path = TINY_EMBEDDINGS) -> dict[str, TinyEmbeddings]:
+    """Read the pooled hidden states of all tiny checkpoints, by variant."""
+    with np.load(path, allow_pickle=False) as arrays:
+        names = [key.removesuffix("/last") for key in arrays.files if key.endswith("/last")]
+        return {
+            name: TinyEmbeddings(
+                lengths=arrays[f"{name}/lengths"],
+                last=arrays[f"{name}/last"],
+                mean=arrays[f"{name}/mean"],
+            )
+            for name in names
+        }
+
+
+def save_embeddings(
+    variants: dict[str, TinyEmbeddings], meta: dict[str, Any], path: Path = TINY_EMBEDDINGS
+) -> None:
+    """Write the pooled hidden states of all tiny checkpoints to one compressed file."""
+    arrays: dict[str, Any] = {"meta": np.array(_compact(meta))}
+    for name, variant in variants.items():
+        arrays |= {f"{name}/{key}": value for key, value in asdict(variant).items()}
     np.savez_compressed(path, **arrays)
 
 

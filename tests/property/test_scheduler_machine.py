@@ -32,7 +32,15 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.scheduler_output import RequestUpdate, SchedulerOutput
 from chairlift.errors import RequestError
 from chairlift.events import StepRecord
-from fake_executor import FakeExecutor, FaultPoint, make_request, prefix_hashes, solo_tokens
+from chairlift.pooling_params import PoolingType
+from fake_executor import (
+    FakeExecutor,
+    FaultPoint,
+    make_request,
+    prefix_hashes,
+    solo_tokens,
+    solo_vector,
+)
 
 IS_FULL = os.environ.get("CHAIRLIFT_FULL") == "1"
 NUM_EXAMPLES = 20_000 if IS_FULL else 200
@@ -49,11 +57,14 @@ class Expected:
 
     prompt: list[int]
     max_tokens: int
+    """0: the vector of its prompt is wanted, and no token."""
     seed: int
     stops: tuple[int, ...]
     salt: str
     priority: int
     tenant: str
+    pooling_type: PoolingType = "last"
+    vector: list[float] | None = None
     tokens: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     num_releases: int = 0
@@ -141,6 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         room = self.kv.capacity_tokens + 1
         max_tokens = draw(st.integers(1, max(1, min(room - 1, 24))))
         length = draw(st.integers(1, max(1, min(room - max_tokens, 28))))
+        max_tokens = draw(st.sampled_from([max_tokens, max_tokens, max_tokens, 0]))
         shared = draw(st.integers(0, length))
         tail = draw(st.lists(st.integers(0, 2), min_size=length, max_size=length))
         prompt = (FAMILIES[draw(st.integers(0, 2))][:shared] + tail)[:length]
@@ -152,6 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             salt=draw(st.sampled_from(["", "", "tenant"])),
             priority=draw(st.integers(0, 2)),
             tenant=draw(st.sampled_from(["light", "light", "heavy", "other"])),
+            pooling_type=draw(st.sampled_from(["last", "mean"])),
         )
         # Ids of requests that have gone may come again at once.
         name = draw(st.sampled_from(["a", "b", "c"])) if draw(st.booleans()) else None
@@ -175,6 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             salt=original.salt,
             priority=original.priority,
             tenant=original.tenant,
+            pooling_type=original.pooling_type,
         )
         self.put(name, copy, sibling)
 
@@ -190,6 +204,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             fork_of=fork_of,
             cache_salt=expected.salt,
             tenant=expected.tenant,
+            pooling_type=expected.pooling_type,
         )
         try:
             self.core.add_request(request)
@@ -310,6 +325,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for update in updates:
             expected = self.expected[update.request_id]
             expected.tokens.extend(update.new_token_ids)
+            if update.pooled is not None:
+                assert expected.vector is None
+                expected.vector = update.pooled.tolist()
             if update.finish_reason is not None:
                 expected.reasons.append(update.finish_reason)
                 assert (update.finish_reason == "error") == (update.error is not None)
@@ -324,9 +342,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if reason == "error":
             assert self.may_fail
         elif not expected.was_cut:
-            assert reason == ("stop" if solo[-1] in expected.stops else "length")
+            stops = not solo or solo[-1] in expected.stops
+            assert reason == ("stop" if stops else "length")
             assert expected.tokens == solo
+            assert (expected.vector is None) == (expected.max_tokens > 0)
         assert expected.tokens == solo[: len(expected.tokens)]
+        if expected.vector is not None:
+            assert expected.vector == solo_vector(expected.prompt, expected.pooling_type)
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):

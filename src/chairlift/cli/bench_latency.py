@@ -12,7 +12,9 @@ from chairlift.config import EngineConfig
 
 
 @with_options(
-    EngineConfig, without=("trace",), defaults={"enable_prefix_caching": False, "seed": 0}
+    EngineConfig,
+    without=("trace", "pooling_type"),
+    defaults={"enable_prefix_caching": False, "seed": 0},
 )
 def latency(
     batch_size: Annotated[int, typer.Option(min=1, help="Requests of the batch.")] = 8,

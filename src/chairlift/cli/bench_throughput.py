@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 @with_options(
-    EngineConfig, without=("trace",), defaults={"enable_prefix_caching": False, "seed": 0}
+    EngineConfig,
+    without=("trace", "pooling_type"),
+    defaults={"enable_prefix_caching": False, "seed": 0},
 )
 def throughput(
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")] = 32,

@@ -24,7 +24,14 @@ HELP_LINE = "/reset starts over, /exit ends, Ctrl-C stops an answer."
 @with_options(
     SamplingParams,
     EngineConfig,
-    without=("n", "detokenize", "logprobs", "prompt_logprobs", "structured_outputs"),
+    without=(
+        "n",
+        "detokenize",
+        "logprobs",
+        "prompt_logprobs",
+        "structured_outputs",
+        "pooling_type",
+    ),
     defaults={"max_tokens": MAX_TOKENS},
 )
 def chat(

@@ -12,7 +12,7 @@ from chairlift.config import EngineConfig
 _LENGTHS = (512, 2048, 8192, 32768)
 
 
-@with_options(EngineConfig, without=("model", "seed", "trace"))
+@with_options(EngineConfig, without=("model", "seed", "trace", "pooling_type"))
 def info(
     model: Annotated[
         str | None, typer.Argument(help="Plan this model's memory too, without loading it.")

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chairlift.core.prefix_cache import PrefixParent
+from chairlift.pooling_params import PoolingParams
 from chairlift.sampling_params import SamplingParams
 
 UNSEATED_RANK = 1 << 62
@@ -54,7 +55,8 @@ class Request:
     request_id: str
     prompt_token_ids: Sequence[int]
     max_tokens: int
-    """Output tokens at most, already limited to what the context can hold."""
+    """Output tokens at most, already limited to what the context can hold.  0: it needs none, and
+    ends when its prompt is computed."""
     stop_token_ids: frozenset[int] = frozenset()
     """The output ends with any of these (end tokens of the model included)."""
     priority: int = 0
@@ -67,9 +69,11 @@ class Request:
     tenant: str = ""
     """Whose it is: tenants share the engine fairly, where that is asked for."""
     use_prefix_cache: bool = True
-    """False where every prompt position must be computed, for its log probabilities."""
+    """False where every prompt position must be computed: for its log probabilities or a mean."""
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     """For the runner; the scheduler does not look inside."""
+    pooling_params: PoolingParams | None = None
+    """For the runner: what its prompt is computed for, if that is no token."""
     seed: int = 0
     """Resolved: the request's own, or one drawn for it."""
     choice_index: int = 0
@@ -134,7 +138,7 @@ class Request:
     @property
     def num_max_tokens(self) -> int:
         """Longest the stream can become whose keys and values must be kept."""
-        return self.num_prompt_tokens + self.max_tokens - 1
+        return self.num_prompt_tokens + max(0, self.max_tokens - 1)
 
     @property
     def is_finished(self) -> bool:

@@ -240,7 +240,8 @@ class Scheduler:
         """Enter a request into the step and advance its counters."""
         is_padding = kind == "padding"
         start = request.num_computed_tokens - is_padding  # padding computes its last token again
-        is_sampling = not is_padding and num_tokens == request.num_remaining_tokens
+        reaches_end = num_tokens == request.num_remaining_tokens
+        is_sampling = reaches_end and request.max_tokens > 0 and not is_padding
         output.scheduled.append(
             ScheduledRequest(
                 request.request_id, kind, start, num_tokens, request.block_table, is_sampling
@@ -262,6 +263,7 @@ class Scheduler:
                     prompt_token_ids=request.prompt_token_ids,
                     stop_token_ids=request.stop_token_ids,
                     sampling_params=request.sampling_params,
+                    pooling_params=request.pooling_params,
                     seed=request.seed,
                     choice_index=request.choice_index,
                     bad_word_ids=request.bad_word_ids,
@@ -632,6 +634,8 @@ class Scheduler:
                 self._update_for(request).prompt_logprobs.extend(prompt_logprobs)
             if item.is_sampling:
                 self._book_token(request, result)
+            elif not request.max_tokens:
+                self._book_prompt(request, item, result)
             if request.num_output_tokens:
                 self._unpark(request.request_id)
         self._observe(output, result)
@@ -696,6 +700,12 @@ class Scheduler:
             self._finish(request, RequestStatus.FINISHED_STOPPED)
         elif request.num_output_tokens >= request.max_tokens:
             self._finish(request, RequestStatus.FINISHED_LENGTH)
+
+    def _book_prompt(self, request: Request, item: ScheduledRequest, result: RunnerOutput) -> None:
+        """Who needs no token has ended with its prompt."""
+        if item.num_computed_tokens + item.num_new_tokens == request.num_prompt_tokens:
+            self._update_for(request).pooled = result.pooled.get(request.request_id)
+            self._finish(request, RequestStatus.FINISHED_STOPPED)
 
     def _observe(self, output: SchedulerOutput, result: RunnerOutput) -> None:
         moves = output.moves

@@ -6,12 +6,14 @@ are sent once, when it first rides; afterwards its tokens are known on both side
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.core.kv_cache_manager import BlockMoves
 from chairlift.events import AdmissionLimit, MemberKind, Preemption
 from chairlift.outputs import PositionLogprobs
+from chairlift.pooling_params import PoolingParams
 from chairlift.sampling_params import SamplingParams
 
 
@@ -23,6 +25,7 @@ class NewRequest:
     prompt_token_ids: Sequence[int]
     stop_token_ids: frozenset[int]
     sampling_params: SamplingParams
+    pooling_params: PoolingParams | None = None
     seed: int = 0
     choice_index: int = 0
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
@@ -84,6 +87,8 @@ class RunnerOutput:
     sampled: Mapping[str, SampledToken]
     prompt_logprobs: Mapping[str, Sequence[PositionLogprobs]] = field(default_factory=dict)
     """For the prompt positions that this step computed, in order."""
+    pooled: Mapping[str, array[float]] = field(default_factory=dict)
+    """Vectors (float32) of the prompts that are computed now and were asked for as such."""
     errors: Mapping[str, str] = field(default_factory=dict)
     execute_s: float = 0.0
     swap_out_s: float = 0.0
@@ -99,6 +104,7 @@ class RequestUpdate:
     new_token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    pooled: array[float] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None

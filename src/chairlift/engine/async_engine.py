@@ -19,7 +19,8 @@ from chairlift.config import EngineConfig
 from chairlift.engine.engine import Engine
 from chairlift.engine.input_processor import ProcessedInput, Prompt
 from chairlift.errors import EngineDeadError
-from chairlift.outputs import RequestOutput
+from chairlift.outputs import EmbeddingRequestOutput, RequestOutput
+from chairlift.pooling_params import PoolingParams
 from chairlift.sampling_params import SamplingParams
 
 logger = logging.getLogger("chairlift")
@@ -130,6 +131,30 @@ class AsyncEngine:
             while not reader.is_finished:
                 for output in await reader.get():
                     yield output
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> EmbeddingRequestOutput:
+        """The vector of a prompt.  Raises `RequestError`.  Cancellation aborts the request."""
+        request = await asyncio.to_thread(
+            self.engine.process_embedding,
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        with self.submit([request], is_streaming=False) as reader:
+            outputs: list[RequestOutput] = []
+            while not reader.is_finished:
+                outputs = await reader.get() or outputs
+        return EmbeddingRequestOutput.of(outputs[0])
 
     @contextmanager
     def submit(

@@ -22,6 +22,7 @@ from chairlift.engine.run_summary import RunSummary
 from chairlift.engine.step_log import StepLog
 from chairlift.errors import RequestError
 from chairlift.outputs import DEADLINE, RequestOutput
+from chairlift.pooling_params import PoolingParams
 from chairlift.sampling_params import SamplingParams
 
 logger = logging.getLogger("chairlift")
@@ -48,6 +49,7 @@ class Engine:
             vocab_size=model.config.vocab_size,
             max_model_len=memory.max_model_len,
             defaults=model.defaults.sampling_params(),
+            pooling_type=model.pooling_type,
             seed=asked.seed,
         )
         self._output_processor = OutputProcessor(model.tokenizer, self.scheduler)
@@ -92,6 +94,28 @@ class Engine:
         request it is, which matters after `share_fairly`.
         """
         return self.input_processor.process(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            arrival_time=self.clock.now() if arrival_time is None else arrival_time,
+            cache_salt=cache_salt,
+            tenant=tenant,
+        )
+
+    def process_embedding(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+        arrival_time: float | None = None,
+    ) -> ProcessedInput:
+        """The same for a prompt of which only the vector is wanted."""
+        return self.input_processor.process_embedding(
             prompt,
             params,
             request_id=request_id,

@@ -7,6 +7,7 @@ its blocks.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from chairlift.core.request import Request
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.grammar.grammar_compiler import GrammarCompiler
 from chairlift.grammar.token_matcher import CompiledGrammar
+from chairlift.pooling_params import DEFAULT_POOLING, PoolingParams, PoolingType
 from chairlift.sampling_params import SamplingParams
 from chairlift.structured_outputs import StructuredOutputsParams
 from chairlift.tokenizer.tokenizer import Tokenizer
@@ -24,6 +26,8 @@ from chairlift.tokenizer.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with "prompt" or "prompt_token_ids"."""
 
+_NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+"""Of a request that needs no token."""
 _MAX_CHARACTERS_PER_TOKEN = 512
 """Where the tokenizer does not know its longest token."""
 
@@ -37,7 +41,7 @@ class ProcessedInput:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     children: tuple[Request, ...]
-    """One per completion."""
+    """One per completion; one for an embedding."""
 
 
 class InputProcessor:
@@ -50,12 +54,15 @@ class InputProcessor:
         vocab_size: int,
         max_model_len: int,
         defaults: SamplingParams,
+        pooling_type: PoolingType = DEFAULT_POOLING,
         seed: int | None = None,
     ) -> None:
+        """`defaults` and `pooling_type` are for requests that do not say how they want it."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._defaults = defaults
+        self._pooling_type: PoolingType = pooling_type
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._counter = itertools.count()
         self._grammars = GrammarCompiler(tokenizer, vocab_size)
@@ -78,14 +85,9 @@ class InputProcessor:
                 f"sampling_params must be SamplingParams, got {type(params).__name__}",
                 field="sampling_params",
             )
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(f"priority must be an integer, got {priority!r}", field="priority")
-        texts = {"request_id": request_id or "", "cache_salt": cache_salt, "tenant": tenant}
-        for name, value in texts.items():
-            if not isinstance(value, str):
-                raise RequestError(f"{name} must be a text, got {value!r}", field=name)
+        _check_labels(request_id, priority, cache_salt, tenant)
         text, token_ids = self._tokens(prompt)
-        self._check_tokens(token_ids)
+        self._check_tokens(token_ids, self._max_model_len - 1)
         self._check_vocabulary(params)
         request_id = request_id if request_id is not None else str(next(self._counter))
         room = self._max_model_len - len(token_ids)
@@ -124,6 +126,50 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             params=params,
             children=children,
+        )
+
+    def process_embedding(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        arrival_time: float = 0.0,
+        cache_salt: str = "",
+        tenant: str = "",
+    ) -> ProcessedInput:
+        """A prompt of which the vector is wanted and no token.  Raises `RequestError`."""
+        params = PoolingParams() if params is None else params
+        if not isinstance(params, PoolingParams):
+            raise RequestError(
+                f"pooling_params must be PoolingParams, got {type(params).__name__}",
+                field="pooling_params",
+            )
+        _check_labels(request_id, priority, cache_salt, tenant)
+        text, token_ids = self._tokens(prompt)
+        self._check_tokens(token_ids, self._max_model_len)
+        request_id = request_id if request_id is not None else str(next(self._counter))
+        if params.pooling_type is None:
+            params = dataclasses.replace(params, pooling_type=self._pooling_type)
+        child = Request(
+            request_id,
+            token_ids,
+            max_tokens=0,
+            priority=priority,
+            arrival_time=arrival_time,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            use_prefix_cache=params.pooling_type != "mean",
+            sampling_params=_NO_SAMPLING,
+            pooling_params=params,
+        )
+        return ProcessedInput(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=token_ids,
+            params=_NO_SAMPLING,
+            children=(child,),
         )
 
     def has_compiled(self, asked: StructuredOutputsParams) -> bool:
@@ -184,13 +230,13 @@ class InputProcessor:
             raise RequestError("'prompt_token_ids' must be a list", field="prompt_token_ids")
         return text, tuple(token_ids)
 
-    def _check_tokens(self, token_ids: tuple[int, ...]) -> None:
+    def _check_tokens(self, token_ids: tuple[int, ...], max_tokens: int) -> None:
         if not token_ids:
             raise RequestError("the prompt is empty", field="prompt")
-        if len(token_ids) >= self._max_model_len:
+        if len(token_ids) > max_tokens:
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens; with max_model_len"
-                f" {self._max_model_len} it may have {self._max_model_len - 1}",
+                f" {self._max_model_len} it may have {max_tokens}",
                 field="prompt",
             )
         are_integers = set(map(type, token_ids)) == {int}
@@ -227,6 +273,15 @@ class InputProcessor:
                     raise RequestError(f"bad_words: {error}", field="bad_words") from None
                 found[tuple(ids)] = None
         return tuple(ids for ids in found if ids)
+
+
+def _check_labels(request_id: object, priority: object, cache_salt: object, tenant: object) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError(f"priority must be an integer, got {priority!r}", field="priority")
+    texts = {"request_id": request_id or "", "cache_salt": cache_salt, "tenant": tenant}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise RequestError(f"{name} must be a text, got {value!r}", field=name)
 
 
 def child_id(request_id: str, index: int, n: int) -> str:

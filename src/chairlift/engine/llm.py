@@ -1,4 +1,4 @@
-"""`LLM`: offline generation, with the names and outputs of vLLM's class of that name."""
+"""`LLM`: offline generation and embedding, with names and outputs of vLLM's class of that name."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from chairlift.config import EngineConfig
 from chairlift.engine.engine import Engine
 from chairlift.engine.input_processor import ProcessedInput, Prompt
 from chairlift.errors import RequestError
 from chairlift.log import LOGGER_NAME, configure_logging
-from chairlift.outputs import RequestOutput
+from chairlift.outputs import EmbeddingRequestOutput, RequestOutput
+from chairlift.pooling_params import PoolingParams
 from chairlift.sampling_params import SamplingParams
 from chairlift.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(LOGGER_NAME)
 
 Messages = Sequence[Mapping[str, Any]]
+Params = TypeVar("Params", SamplingParams, PoolingParams)
 
 
 class LLM:
@@ -64,17 +66,50 @@ class LLM:
         Raises `RequestError`, naming the field, before anything runs if an input is bad.
         """
         batch = _as_prompts(prompts)
-        params = _as_params(sampling_params, len(batch))
+        params = _as_params(sampling_params, len(batch), SamplingParams, "sampling_params")
         priorities = list(priority) if priority is not None else [0] * len(batch)
         if len(priorities) != len(batch):
             raise RequestError(
                 f"priority has {len(priorities)} entries for {len(batch)} prompts",
                 field="priority",
             )
-        requests = [
-            self.engine.process_input(prompt, one, priority=rank)
-            for prompt, one, rank in zip(batch, params, priorities, strict=True)
-        ]
+        return self._run_all(
+            [
+                self.engine.process_input(prompt, one, priority=rank)
+                for prompt, one, rank in zip(batch, params, priorities, strict=True)
+            ],
+            use_tqdm,
+        )
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, of the model's final hidden states, in the order of prompts.
+
+        ```
+        (output,) = llm.embed("A lift that never stops", PoolingParams(pooling_type="mean"))
+        vector = numpy.array(output.outputs.embedding)
+        ```
+        Prompts are given as to `generate`.  Raises `RequestError`, naming the field, before
+        anything runs if an input is bad.
+        """
+        batch = _as_prompts(prompts)
+        params = _as_params(pooling_params, len(batch), PoolingParams, "pooling_params")
+        outputs = self._run_all(
+            [
+                self.engine.process_embedding(prompt, one)
+                for prompt, one in zip(batch, params, strict=True)
+            ],
+            use_tqdm,
+        )
+        return [EmbeddingRequestOutput.of(output) for output in outputs]
+
+    def _run_all(self, requests: Sequence[ProcessedInput], use_tqdm: bool) -> list[RequestOutput]:
+        """Their finished outputs, in their order.  Leaving early aborts the rest."""
         finished: dict[str, RequestOutput] = {}
         try:
             for request in requests:
@@ -225,19 +260,15 @@ def _as_prompts(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def _as_params(params: Any, count: int) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
+def _as_params(params: Any, count: int, kind: type[Params], field: str) -> list[Params | None]:
+    if params is None or isinstance(params, kind):
         return [params] * count
     if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
         raise RequestError(
-            f"sampling_params must be SamplingParams or a list of them, got"
-            f" {type(params).__name__}",
-            field="sampling_params",
+            f"{field} must be {kind.__name__} or a list of them, got {type(params).__name__}",
+            field=field,
         )
     many = list(params)
     if len(many) != count:
-        raise RequestError(
-            f"sampling_params has {len(many)} entries for {count} prompts",
-            field="sampling_params",
-        )
+        raise RequestError(f"{field} has {len(many)} entries for {count} prompts", field=field)
     return many

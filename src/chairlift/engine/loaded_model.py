@@ -14,6 +14,7 @@ from chairlift.config import EngineConfig
 from chairlift.core.preemption_cost import PreemptionCost
 from chairlift.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from chairlift.engine.kernel_choice import choose_kernels
+from chairlift.engine.pooling_choice import choose_pooling
 from chairlift.engine.resolved_config import (
     ResolvedConfig,
     choose_num_threads,
@@ -25,6 +26,7 @@ from chairlift.machine import Machine, inspect_machine
 from chairlift.models.decoder import load_decoder
 from chairlift.models.model_config import ModelConfig
 from chairlift.models.registry import read_model_config
+from chairlift.pooling_params import DEFAULT_POOLING, PoolingType
 from chairlift.runner.kv_cache import KVCache
 from chairlift.runner.model_runner import ModelRunner
 from chairlift.tokenizer.chat_template import ChatTemplate
@@ -50,6 +52,8 @@ class LoadedModel:
     defaults: GenerationDefaults
     runner: ModelRunner
     cost: PreemptionCost
+    pooling_type: PoolingType = DEFAULT_POOLING
+    """Of embeddings that do not say how they want it."""
 
     @property
     def kernels_name(self) -> str:
@@ -74,7 +78,8 @@ def load_model(
         choice = choose_kernels(asked, checkpoint, config, choose_num_threads(asked, machine))
         kernels = choice.kernels
         resolved = plan_model(asked, config, machine, checkpoint, kernels)
-        for reason in (*resolved.reasons, *choice.reasons):
+        pooling = choose_pooling(asked.pooling_type, checkpoint.kind, checkpoint.metadata)
+        for reason in (*resolved.reasons, *choice.reasons, pooling.reason):
             logger.info("%s", reason)
         decoder = load_decoder(
             config,
@@ -101,6 +106,7 @@ def load_model(
         defaults=defaults,
         runner=runner,
         cost=_measure_cost(runner, kv_cache, memory.num_swap_blocks),
+        pooling_type=pooling.pooling_type,
     )
 
 

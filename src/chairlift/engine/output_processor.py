@@ -8,6 +8,7 @@ static batching answers are handed over when the batch lets its members go.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -91,6 +92,7 @@ class _Answer:
     is_streaming: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     num_cached_tokens: int = 0
+    embedding: array[float] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -110,6 +112,7 @@ class _Answer:
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
+            embedding=self.embedding,
         )
 
 
@@ -227,6 +230,9 @@ class OutputProcessor:
             answer.num_cached_tokens = update.num_cached_tokens
             if update.prompt_logprobs and answer.prompt_logprobs is not None:
                 answer.prompt_logprobs += [self._logprobs(p) for p in update.prompt_logprobs]
+            if update.pooled is not None:
+                answer.embedding = update.pooled
+                answer.metrics.first_token_time = answer.metrics.last_token_time = now
         if output.finished:
             return False
         if update.new_token_ids:

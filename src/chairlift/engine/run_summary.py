@@ -55,13 +55,19 @@ class RunSummary:
         limit = self._limits.most_common(1)
         line = (
             f"{self._num_input} tokens in, {self._num_output} out in {self._num_steps} steps and"
-            f" {self._duration_s:.2f} s: {self._num_output / duration_s:.1f} tokens/s; mean batch"
+            f" {self._duration_s:.2f} s: {self._rate(duration_s)}; mean batch"
             f" {self._num_members / steps:.1f}, {self._num_preemptions} preemptions"
         )
         if limit:
             line += f"; what kept more requests out: {_LIMITS[limit[0][0]]}"
         self._reset()
         return line
+
+    def _rate(self, duration_s: float) -> str:
+        """Of what the run was for: tokens, or vectors of prompts."""
+        if self._num_output:
+            return f"{self._num_output / duration_s:.1f} tokens/s"
+        return f"{self._num_input / duration_s:.1f} tokens/s in"
 
     def _reset(self) -> None:
         self._num_steps = self._num_members = self._num_preemptions = 0

@@ -283,6 +283,10 @@ class Kernels(Protocol):
         """x + W_down (silu(W_gate norm(x)) * W_up norm(x))."""
         ...
 
+    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019)."""
+        ...
+
     def logits(
         self, x: FloatArray, norm: FloatArray, eps: float, head: Linear, rows: IntArray
     ) -> FloatArray:
@@ -311,10 +315,6 @@ class FloatKernels(Kernels, Protocol):
 
     def linear(self, x: FloatArray, weight: Linear) -> FloatArray:
         """[T, out]."""
-        ...
-
-    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
-        """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019)."""
         ...
 
     def rope(

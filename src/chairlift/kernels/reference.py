@@ -115,10 +115,7 @@ class ReferenceKernels(ComposedKernels):
         return result
 
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
-        """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
-        mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
-        normed: FloatArray = x / np.sqrt(mean_square + np.float32(eps)) * weight
-        return normed
+        return rms_norm_rows(x, weight, eps)
 
     def rope(
         self, x: FloatArray, rope: RopeTable, positions: IntArray, *, interleaved: bool
@@ -182,6 +179,13 @@ class ReferenceKernels(ComposedKernels):
             np.divide(gate, result, out=result)
             result *= up
         return result
+
+
+def rms_norm_rows(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
+    mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+    normed: FloatArray = x / np.sqrt(mean_square + np.float32(eps)) * weight
+    return normed
 
 
 def make_rope_table(inv_freq: Sequence[float], *, max_position: int, scaling: float) -> RopeTable:

@@ -108,6 +108,10 @@ class Decoder:
                 x = ops.mlp_block(x, layer.mlp, eps)
         return x
 
+    def final_states(self, x: FloatArray) -> FloatArray:
+        """[R, hidden]: rows of the hidden states as the output head reads them."""
+        return self.kernels.rms_norm(x, self.output_norm, self.config.rms_norm_eps)
+
     def logits(self, x: FloatArray, rows: IntArray) -> FloatArray:
         """[R, vocab] for R rows of the hidden states."""
         return self.kernels.logits(x, self.output_norm, self.config.rms_norm_eps, self.head, rows)

@@ -82,6 +82,17 @@ def _layout_of_decodes(scheduled: Sequence[ScheduledRequest], block_size: int) -
     )
 
 
+def last_rows(layout: BatchLayout, counts: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """The last `counts[s]` tokens of each sequence's part of the step.
+
+    Rows [R] of the step in rising order, and [S] where those of each sequence end among them.
+    """
+    ends = np.cumsum(counts, dtype=np.int32)
+    shifts = layout.query_start[1:] - ends
+    num_rows = int(ends[-1]) if len(ends) else 0
+    return np.arange(num_rows, dtype=np.int32) + np.repeat(shifts, counts), ends
+
+
 def _block_tables(
     scheduled: Sequence[ScheduledRequest], context_lens: NDArray[np.int32], block_size: int
 ) -> IntArray:

@@ -1,7 +1,7 @@
-"""Turns a step's order into tokens: everything that touches an array happens here.
+"""Turns a step's order into tokens and vectors: everything that touches an array happens here.
 
 Keeps what each riding request has said so far and its sampling state, moves blocks, runs the model
-once over all tokens of the step, and samples.  A fault in one request's sampling becomes that
+once over all tokens of the step, samples and pools.  A fault in one request's part becomes that
 request's error; only a fault of the step as a whole raises.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,14 +25,15 @@ from chairlift.core.scheduler_output import (
 from chairlift.errors import RequestError
 from chairlift.grammar.token_matcher import CompiledGrammar, TokenMatcher
 from chairlift.kernels.candidates import CandidateQuery, Candidates
-from chairlift.kernels.interface import BatchLayout, FloatArray, IntArray
+from chairlift.kernels.interface import FloatArray, IntArray
 from chairlift.models.decoder import Decoder
 from chairlift.outputs import PositionLogprobs
-from chairlift.runner.forward_batch import build_layout, build_token_ids
+from chairlift.runner.forward_batch import build_layout, build_token_ids, last_rows
 from chairlift.runner.grammar_masks import MaskThread, PendingMasks
 from chairlift.runner.kv_cache import KVCache
 from chairlift.runner.logits_processors import RequestSamplingState
 from chairlift.runner.memory import LOGIT_ROWS
+from chairlift.runner.pooling import RequestPoolingState
 from chairlift.runner.sampler import Sampler
 
 logger = logging.getLogger("chairlift")
@@ -47,6 +49,7 @@ class _Riding:
     prompt_logprobs: int | None
     matcher: TokenMatcher | None
     """Follows the output where a grammar constrains it."""
+    pooling: RequestPoolingState | None = None
     num_prompt_logprobs: int = 0
     """Prompt positions already answered: a recomputed prompt does not answer twice."""
 
@@ -56,6 +59,17 @@ class _Riding:
         self.sampling.append(token_id)
         if self.matcher is not None:
             self.matcher.accept(token_id)
+
+    def num_read_rows(self, item: ScheduledRequest) -> int:
+        """Hidden states that are looked at: so many of the last ones of its part of the step."""
+        num_sampled = int(item.is_sampling)
+        if item.kind == "padding" or (self.pooling is None and self.prompt_logprobs is None):
+            return num_sampled
+        start, end = item.num_computed_tokens, item.num_computed_tokens + item.num_new_tokens
+        if self.pooling is not None:
+            return self.pooling.num_rows(start, end)
+        first = max(start, self.num_prompt_logprobs)
+        return max(end - first, num_sampled) if first < self.num_prompt_tokens - 1 else num_sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +165,14 @@ class ModelRunner:
             ),
             prompt_logprobs=new.sampling_params.prompt_logprobs,
             matcher=_matcher(new.grammar),
+            pooling=self._pooling(new),
+        )
+
+    def _pooling(self, new: NewRequest) -> RequestPoolingState | None:
+        if new.pooling_params is None:
+            return None
+        return RequestPoolingState(
+            new.pooling_params, len(new.prompt_token_ids), self.model.config.hidden_size
         )
 
     def _execute(self, scheduled: list[ScheduledRequest]) -> RunnerOutput:
@@ -159,25 +181,44 @@ class ModelRunner:
         tokens = {item.request_id: self._riding[item.request_id].token_ids for item in scheduled}
         token_ids = build_token_ids(scheduled, tokens)
         layout = build_layout(scheduled, self._block_size)
+        riders = [self._riding[item.request_id] for item in scheduled]
+        counts = [rider.num_read_rows(item) for rider, item in zip(riders, scheduled, strict=True)]
+        rows, ends = last_rows(layout, counts)
         sampling = [index for index, item in enumerate(scheduled) if item.is_sampling]
         ids = [scheduled[index].request_id for index in sampling]
         masks = self._start_masks(ids)
-        rows = layout.query_start[1:][sampling] - 1
-        if any(self._is_scored(item) for item in scheduled):
-            hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks)
-        else:
-            hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks, rows)
-            rows = np.arange(len(rows), dtype=np.int32)
-        prompt_logprobs, unscored = self._prompt_logprobs(scheduled, layout, hidden)
-        sampled, errors = self._sample(ids, HiddenRows(self.model, hidden, rows), masks)
+        hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks, rows)
+        prompt_logprobs, unscored = self._prompt_logprobs(scheduled, ends, hidden)
+        sampled, errors = self._sample(ids, HiddenRows(self.model, hidden, ends[sampling] - 1), masks)
+        pooled: dict[str, array[float]] = {}
+        unpooled: dict[str, str] = {}
+        for item, rider, count, end in zip(scheduled, riders, counts, ends.tolist(), strict=True):
+            if rider.pooling is not None and count:
+                self._pool(item, rider.pooling, hidden[end - count : end], pooled, unpooled)
         return RunnerOutput(
-            sampled=sampled, prompt_logprobs=prompt_logprobs, errors={**errors, **unscored}
+            sampled=sampled,
+            prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
+            errors={**errors, **unscored, **unpooled},
         )
 
-    def _is_scored(self, item: ScheduledRequest) -> bool:
-        """Whether log probabilities of its prompt are asked for."""
-        riding = self._riding.get(item.request_id)  # padding has none
-        return riding is not None and riding.prompt_logprobs is not None
+    def _pool(
+        self,
+        item: ScheduledRequest,
+        pooling: RequestPoolingState,
+        hidden: FloatArray,
+        pooled: dict[str, array[float]],
+        errors: dict[str, str],
+    ) -> None:
+        """Read a part of a prompt; notes its vector, if it ends here, or its error."""
+        try:
+            rows = self.model.final_states(hidden)
+            vector = pooling.push(rows, item.num_computed_tokens + item.num_new_tokens)
+        except Exception as error:
+            errors[item.request_id] = _describe(error)
+        else:
+            if vector is not None:
+                pooled[item.request_id] = vector
 
     def _sample(
         self, ids: list[str], rows: HiddenRows, pending: PendingMasks
@@ -208,21 +249,21 @@ class ModelRunner:
         )
 
     def _prompt_logprobs(
-        self, scheduled: list[ScheduledRequest], layout: BatchLayout, hidden: FloatArray
+        self, scheduled: list[ScheduledRequest], ends: IntArray, hidden: FloatArray
     ) -> tuple[dict[str, list[PositionLogprobs]], dict[str, str]]:
         """Log probabilities of prompt tokens for the requests that asked, or their errors."""
         answers: dict[str, list[PositionLogprobs]] = {}
         errors: dict[str, str] = {}
-        for item, start in zip(scheduled, layout.query_start, strict=False):
-            if not self._is_scored(item):
-                continue
+        for item, last in zip(scheduled, ends.tolist(), strict=True):
             riding = self._riding[item.request_id]
+            if riding.prompt_logprobs is None:
+                continue
             first = max(item.num_computed_tokens, riding.num_prompt_logprobs)
-            end = item.num_computed_tokens + item.num_new_tokens
-            end = min(end, riding.num_prompt_tokens - 1)  # the last one predicts the output
+            reached = item.num_computed_tokens + item.num_new_tokens
+            end = min(reached, riding.num_prompt_tokens - 1)  # the last one predicts the output
             if first >= end:
                 continue
-            offset = int(start) - item.num_computed_tokens
+            offset = last - reached
             rows = np.arange(first + offset, end + offset, dtype=np.int32)
             try:
                 answers[item.request_id] = self._score(riding, hidden, rows, first)

@@ -27,7 +27,12 @@ from chairlift.weights.safetensors import INDEX_FILE, SINGLE_FILE, SafetensorsFo
 from chairlift.weights.stored_floats import short_form_of, view_floats
 from chairlift.weights.tensor_names import canonical_name
 
-_OPTIONAL_CONFIGS = ("generation_config", "tokenizer_config")
+POOLING_FILE = "1_Pooling/config.json"
+_OPTIONAL_CONFIGS = {
+    "generation_config": "generation_config.json",
+    "tokenizer_config": "tokenizer_config.json",
+    "pooling": POOLING_FILE,
+}
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_CONFIG_BYTES = 1 << 20
 _FLOAT32_BYTES = 4
@@ -43,7 +48,8 @@ class Checkpoint(ABC):
         """The GGUF file (of a split set, its first part) or the folder."""
         self.metadata = metadata
         """GGUF: the file's metadata, which decodes lazily, so read it before close().
-        Hugging Face: `config`, and where present `generation_config` and `tokenizer_config`."""
+        Hugging Face: `config`, and where present `generation_config`, `tokenizer_config` and
+        `pooling`, which is that of Sentence Transformers."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -260,9 +266,9 @@ def _open_hugging_face(path: Path) -> HuggingFaceCheckpoint:
     metadata: dict[str, Any] = {
         "config": read_json_object(path / "config.json", max_bytes=_MAX_CONFIG_BYTES)
     }
-    for name in _OPTIONAL_CONFIGS:
-        if (path / f"{name}.json").is_file():
-            metadata[name] = read_json_object(path / f"{name}.json")
+    for name, file_name in _OPTIONAL_CONFIGS.items():
+        if (path / file_name).is_file():
+            metadata[name] = read_json_object(path / file_name)
     folder = SafetensorsFolder.open(path)
     try:
         return HuggingFaceCheckpoint(path, metadata, folder, _canonical_names(path, folder))

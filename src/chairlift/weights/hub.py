@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from chairlift.errors import ModelSourceError
+from chairlift.weights.checkpoint import POOLING_FILE
 from chairlift.weights.gguf import part_of_set
 from chairlift.weights.safetensors import INDEX_FILE, SINGLE_FILE
 
@@ -44,6 +45,7 @@ _CHECKPOINT_FILES = frozenset(
         "tokenizer.json",
         "tokenizer_config.json",
         "chat_template.jinja",
+        POOLING_FILE,
         SINGLE_FILE,
         INDEX_FILE,
     }

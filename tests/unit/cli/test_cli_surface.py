@@ -193,6 +193,7 @@ SURFACE = {
         "--max-queued-tokens",
         "--max-queued-tokens-per-key",
         "--ping-interval",
+        "--pooling-type",
         "--port",
         "--request-timeout",
         "--seed",
@@ -236,11 +237,12 @@ def test_commands_and_flags() -> None:
 
 
 def test_generate_has_every_option_of_a_request_and_the_engine() -> None:
-    """But for `detokenize`: without text there is nothing to show; and what has several parts."""
+    """But for `detokenize`: without text there is nothing to show; what has several parts, and embeddings."""
     fields = dataclasses.fields(SamplingParams) + dataclasses.fields(EngineConfig)
     names = {"--" + field.name.replace("_", "-") for field in fields} - {
         "--detokenize",
         "--structured-outputs",
+        "--pooling-type",
     }
     flags = {flag.split("/")[0].split(" ")[0] for flag in SURFACE["generate"]}
     assert names <= flags

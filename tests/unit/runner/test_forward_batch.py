@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.scheduler_output import ScheduledRequest
-from chairlift.runner.forward_batch import build_layout, build_token_ids
+from chairlift.runner.forward_batch import build_layout, build_token_ids, last_rows
 
 # The step that the module's docstring draws.
 DRAWN = [
@@ -41,6 +41,19 @@ def test_the_tokens_that_are_drawn() -> None:
     token_ids = build_token_ids(DRAWN, tokens)
     assert token_ids.tolist() == [104, 105, 106, 107, 290, 338, 339]
     assert token_ids.dtype == np.int32
+
+
+def test_the_last_rows_of_each_part() -> None:
+    layout = build_layout(DRAWN, block_size=16)
+    rows, ends = last_rows(layout, [3, 1, 0])
+    assert rows.tolist() == [1, 2, 3, 4] and ends.tolist() == [3, 4, 4]
+    rows, ends = last_rows(layout, [0, 0, 2])
+    assert rows.tolist() == [5, 6] and ends.tolist() == [0, 0, 2]
+    rows, ends = last_rows(layout, [4, 1, 2])
+    assert rows.tolist() == list(range(7)) and ends.tolist() == [4, 5, 7]
+    rows, ends = last_rows(layout, [0, 0, 0])
+    assert rows.tolist() == [] and ends.tolist() == [0, 0, 0]
+    assert rows.dtype == ends.dtype == np.int32
 
 
 def test_dtypes_are_those_of_the_kernels() -> None:

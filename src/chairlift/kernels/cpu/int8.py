@@ -57,7 +57,7 @@ from chairlift.kernels.interface import (
     Table,
 )
 from chairlift.kernels.kv_dtype import KvDtype, from_stored
-from chairlift.kernels.reference import make_rope_table
+from chairlift.kernels.reference import make_rope_table, rms_norm_rows
 
 PAGE_TOKENS = 16
 HEAD_UNIT = 16
@@ -251,6 +251,10 @@ class Int8Kernels(Kernels):
     def mlp_block(self, x: FloatArray, weights: MlpWeights, eps: float) -> FloatArray:
         """x + W_down (silu(W_gate norm(x)) * W_up norm(x))."""
         return self._blocks.mlp(x, weights, eps)
+
+    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32."""
+        return rms_norm_rows(x, weight, eps)
 
     def logits(
         self, x: FloatArray, norm: FloatArray, eps: float, head: Linear, rows: IntArray
