@@ -1,11 +1,13 @@
-"""Lets the steps of an engine pass one by one, or makes one raise."""
+"""Lets the steps of an engine pass one by one, or makes one raise; and puts its clock forward."""
 
 from __future__ import annotations
 
 import threading
 
+from chairlift.clock import WallClock
 from chairlift.engine.engine import Engine
 from chairlift.outputs import RequestOutput
+from http_harness import RunningServer
 
 
 class Gate:
@@ -34,3 +36,14 @@ class Gate:
     def open(self) -> None:
         self._is_open = True
         self._permits.release()
+
+
+class LeapingClock(WallClock):
+    """The engine's clock, which a test can put forward: no test waits for a deadline."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.ahead_s = 0.0
+        server.engine.clock = server.engine.core.clock = self
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s

@@ -20,6 +20,7 @@ from http_harness import MODEL, RunningServer
 KEY, OTHER = "sk-correct-horse", "sk-battery-staple"
 GUARDED = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"),
+    ("POST", "/v1/embeddings"),
     ("GET", f"/v1/models/{MODEL}"), ("POST", "/tokenize"), ("POST", "/detokenize"),
     ("GET", "/tokenizer_info"), ("GET", "/version"), ("GET", "/openapi.json"), ("GET", "/metrics"),
     ("GET", "/"), ("GET", "/nothing"), ("POST", "/invocations"), ("GET", "/docs"),

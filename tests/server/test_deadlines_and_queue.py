@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from chairlift.clock import WallClock
 from chairlift.server.admission import BoundedQueue
 from chairlift.server.errors import ApiError
 from chairlift.server.queue_rate import MAX_RETRY_AFTER_S
 from chairlift.server.queue_room import QueueLimits
 from http_harness import RunningServer, request_bytes, until
-from server_gate import Gate
+from server_gate import Gate, LeapingClock
 
 LONG = {"max_tokens": 100, "ignore_eos": True}
 
@@ -27,17 +26,6 @@ def background(server: RunningServer, count: int, **options: Any) -> list[Any]:
 
 
 # -- deadlines ---------------------------------------------------------------------------------
-class LeapingClock(WallClock):
-    """The engine's clock, which a test can put forward: no test waits for a deadline."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self.ahead_s = 0.0
-        server.engine.clock = server.engine.core.clock = self
-
-    def now(self) -> float:
-        return super().now() + self.ahead_s
-
-
 @pytest.mark.parametrize("is_streaming", [True, False], ids=["stream", "whole"])
 def test_expired_request_never_reaches_the_model(serve: Any, is_streaming: bool) -> None:
     with serve(engine={"max_num_seqs": 1}) as server:

@@ -21,7 +21,7 @@ from http_harness import RunningServer
 
 LIMIT_S = 0.02
 MEGABYTES = 30
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
 
 @pytest.fixture
@@ -73,6 +73,8 @@ def bodies(server: RunningServer) -> Iterator[tuple[str, str, bytes]]:
     yield "many prompts", TEXT, encoded(prompt=[fitting] * (size // 2 // len(fitting) % 1000))
     yield "token ids", TEXT, encoded(prompt=[5] * 250_000)
     yield "lists of ids", TEXT, encoded(prompt=[[5] * 200] * 1000, max_tokens=10**6)
+    yield "many texts", VECTORS, encoded(input=[fitting] * 2048)
+    yield "lists of ids", VECTORS, encoded(input=[[5] * 100] * 1000)
     yield "small objects", CHAT, encoded(messages=[{}] * (size // 4))
     yield "messages", CHAT, encoded(messages=[{"role": "user", "content": "x" * 60}] * 4000)
     yield "ids", "/detokenize", encoded(tokens=[5] * 250_000)
@@ -93,3 +95,14 @@ def test_large_answers_leave_the_event_loop_to_others(
         fields = {"max_tokens": 100, "ignore_eos": True, "logprobs": 20, "n": 8, "temperature": 1}
         assert server.complete("abc", **fields).status == 200
         assert server.complete("abc", stream=True, **fields).status == 200
+
+
+def test_thousands_of_vectors_leave_the_event_loop_to_others(
+    serve: Any, longest: dict[str, float]
+) -> None:
+    with serve() as server, nothing_long(longest):
+        inputs = [[2 + i % 250, 2 + i // 250] for i in range(2048)]
+        for encoding in ("float", "base64"):
+            fields = {"model": "tiny", "input": inputs, "encoding_format": encoding}
+            answer = server.post(VECTORS, fields)
+            assert answer.status == 200 and len(answer.json["data"]) == 2048

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from chairlift.server.protocol.anthropic import MessagesRequest
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.completion import CompletionRequest
+from chairlift.server.protocol.embedding import EmbeddingRequest
 from chairlift.server.protocol.field_policy import (
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
+    REFUSED_IN_EMBEDDINGS,
     WITHOUT_EFFECT,
 )
 from chairlift.server.protocol.ollama import (
@@ -33,12 +35,13 @@ from response_events import response_events
 NUM_EXAMPLES = 1500 if os.environ.get("CHAIRLIFT_FULL") else 90
 ANTHROPIC, OLLAMA = ["/v1/messages", "/v1/messages/count_tokens"], ["/api/chat", "/api/generate"]
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"]
-PATHS += ANTHROPIC + OLLAMA
+PATHS += ["/v1/embeddings", *ANTHROPIC, *OLLAMA]
 FIELDS = sorted(
     {*ChatRequest.model_fields, *CompletionRequest.model_fields, *REFUSED_IN_CHAT}
     | {*REFUSED_IN_COMPLETIONS, *WITHOUT_EFFECT, "tokens", "unknown", "", "a" * 300}
     | {*ResponsesRequest.model_fields, *REFUSED, "type", "role", "content", "call_id", "format"}
     | {*MessagesRequest.model_fields, *OllamaChatRequest.model_fields, *OllamaOptions.model_fields}
+    | {*EmbeddingRequest.model_fields, *REFUSED_IN_EMBEDDINGS}
     | {*OllamaGenerateRequest.model_fields, "context", "images", "input_schema", "name"}
 )
 
@@ -74,6 +77,7 @@ BASE: dict[str, dict[str, Any]] = {
         "max_tokens": 2,
     },
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 2},
+    "/v1/embeddings": {"model": "tiny", "input": "a"},
     "/v1/responses": {"model": "tiny", "input": "a", "max_output_tokens": 2},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},

@@ -37,6 +37,8 @@ class Arrival:
     priority: int
     requests: Sequence[ProcessedInput]
     deadline_s: float | None = None
+    is_continued: bool = False
+    """The rest of what was let in before: it takes the places which that has left."""
 
     @property
     def num_requests(self) -> int:
@@ -149,8 +151,9 @@ class BoundedQueue:
     def admit(self, arrival: Arrival) -> None:
         key_name = arrival.key_name
         with self._lock:
-            self._check_room(key_name, arrival.num_requests, arrival.num_tokens)
-            self._check_time(key_name, arrival.deadline_s, arrival)
+            if not arrival.is_continued:
+                self._check_room(key_name, arrival.num_requests, arrival.num_tokens)
+                self._check_time(key_name, arrival.deadline_s, arrival)
             for request in arrival.requests:
                 self._waiting[request.request_id] = (key_name, len(request.prompt_token_ids))
             self._inside.add(id(arrival))

@@ -22,6 +22,7 @@ from chairlift.server.middleware import (
 from chairlift.server.ollama.wire import OllamaWire
 from chairlift.server.routes.chat import ChatCompletions
 from chairlift.server.routes.completions import Completions
+from chairlift.server.routes.embeddings import Embeddings
 from chairlift.server.routes.health import Health, Version
 from chairlift.server.routes.messages import CountTokens, Messages
 from chairlift.server.routes.metrics import Metrics
@@ -79,6 +80,7 @@ def _routes(serving: Serving) -> list[BaseRoute]:
     return [
         _post("/v1/chat/completions", ChatCompletions(serving)),
         _post("/v1/completions", Completions(serving)),
+        _post("/v1/embeddings", Embeddings(serving)),
         _post("/v1/responses", Responses(serving)),
         Route("/v1/responses/{id}", OneResponse(serving), methods=["GET", "DELETE"]),
         _post("/v1/responses/{id}/cancel", CancelResponse(serving)),

@@ -118,7 +118,7 @@ async def answer(
     check_deadline(job.deadline_s)
     with (
         admitted(serving.admission, arrival),
-        _measured(serving, exchange, job),
+        measured(serving, exchange, job.requests),
         api_errors(serving),
     ):
         async with until_disconnect(receive):
@@ -132,12 +132,15 @@ async def answer(
 
 
 @contextmanager
-def _measured(serving: Serving, exchange: Exchange, job: Job) -> Iterator[None]:
-    serving.metrics.request_admitted(job.requests)
+def measured(
+    serving: Serving, exchange: Exchange, requests: Sequence[ProcessedInput]
+) -> Iterator[None]:
+    """Counts admitted prompts for the time that the engine has them."""
+    serving.metrics.request_admitted(requests)
     try:
         yield
     finally:
-        serving.metrics.request_left(exchange, job.requests)
+        serving.metrics.request_left(exchange, requests)
 
 
 async def _send_whole(
@@ -164,7 +167,7 @@ async def _stream(
 ) -> None:
     wire = exchange.wire
     new = EventStream(send, nudge=reader.nudge, headers=wire.stream_headers)
-    async with _swept(serving, new) as stream:
+    async with swept(serving, new) as stream:
         try:
             await _write_chunks(exchange, job, reader, stream)
         except (ApiError, RequestError, EngineDeadError) as error:
@@ -208,7 +211,8 @@ async def _write_chunks(
 
 
 @asynccontextmanager
-async def _swept(serving: Serving, stream: EventStream) -> AsyncIterator[EventStream]:
+async def swept(serving: Serving, stream: EventStream) -> AsyncIterator[EventStream]:
+    """Gives up a client that does not read: raises `ClientClosed`."""
     serving.sweeper.add(stream)
     try:
         yield stream

@@ -16,6 +16,7 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.server.errors import bad_request, of_request_error
 from chairlift.server.exchange import Exchange
 from chairlift.server.json_body import BodyLimits, JsonObject, parse_json_object, read_bytes
+from chairlift.server.protocol.embedding import EmbeddingRequest
 from chairlift.server.protocol.field_policy import IsNeutral, ignored_fields
 from chairlift.server.protocol.sampling_fields import SamplingFields
 from chairlift.server.protocol.strict_model import StrictModel
@@ -63,7 +64,7 @@ async def _understood(
 def book_fields(
     serving: Serving,
     exchange: Exchange,
-    request: SamplingFields,
+    request: SamplingFields | EmbeddingRequest,
     refused: Mapping[str, IsNeutral],
     without_effect: Sequence[str],
 ) -> None:
@@ -74,7 +75,7 @@ def book_fields(
             _check_priority(serving, exchange, request.priority)
         else:
             more.append("priority")
-    if request.stream_options is not None:
+    if isinstance(request, SamplingFields) and request.stream_options is not None:
         options = request.stream_options
         more += [f"stream_options.{name}" for name in options.unknown_fields()]
         if options.include_obfuscation:
@@ -109,9 +110,9 @@ def process(
             prompt,
             params,
             request_id=id,
-            priority=_priority(serving, exchange, request),
+            priority=priority_of(serving, exchange, request.priority),
             tenant=exchange.key_name if serving.shares_fairly else "",
-            cache_salt=_cache_salt(serving, exchange, request),
+            cache_salt=cache_salt_of(serving, exchange, request.cache_salt),
             arrival_time=exchange.started_s,
         )
     except RequestError as error:
@@ -176,13 +177,13 @@ def _check_priority(serving: Serving, exchange: Exchange, priority: int) -> None
         )
 
 
-def _priority(serving: Serving, exchange: Exchange, request: SamplingFields) -> int:
+def priority_of(serving: Serving, exchange: Exchange, asked: int) -> int:
     """What was asked for, or the key's own."""
     best = serving.keys.best_priority(exchange.key_name)
-    return request.priority if best is None else max(best, request.priority)
+    return asked if best is None else max(best, asked)
 
 
-def _cache_salt(serving: Serving, exchange: Exchange, request: SamplingFields) -> str:
+def cache_salt_of(serving: Serving, exchange: Exchange, asked: str | None) -> str:
     """Prompts of different keys never share cached blocks: the time to answer would tell."""
     key_name = exchange.key_name if len(serving.keys) > 1 else ""
-    return f"{key_name}\0{request.cache_salt}" if request.cache_salt or key_name else ""
+    return f"{key_name}\0{asked}" if asked or key_name else ""

@@ -37,6 +37,8 @@ class ServedModel:
     defaults: SamplingParams
     max_model_len: int
     vocab_size: int
+    hidden_size: int
+    """Of its embeddings."""
     check_length: Callable[[str], None]
     """Raises `RequestError` for a text that is too long whatever its tokens are."""
     max_prompt_chars: int
@@ -60,6 +62,7 @@ class ServedModel:
             defaults=model.defaults.sampling_params(),
             max_model_len=model.resolved.memory.max_model_len,
             vocab_size=model.config.vocab_size,
+            hidden_size=model.config.hidden_size,
             check_length=engine.input_processor.check_length,
             max_prompt_chars=engine.input_processor.max_prompt_chars,
             has_priorities=model.resolved.scheduler.scheduling_policy == "priority",

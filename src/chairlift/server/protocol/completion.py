@@ -7,12 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from chairlift.server.errors import bad_request
-from chairlift.server.protocol.sampling_fields import (
-    INT32_MAX,
-    Count,
-    LogprobCount,
-    SamplingFields,
-)
+from chairlift.server.protocol.prompt_list import prompts_schema, read_prompts
+from chairlift.server.protocol.sampling_fields import Count, LogprobCount, SamplingFields
 from chairlift.server.protocol.usage import Usage
 
 MAX_PROMPTS = 1024
@@ -20,73 +16,14 @@ MAX_BEST_OF = 20
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
 
-Prompts = list[str] | list[list[int]]
-
-
-def _prompts(value: Any) -> Prompts:
-    """Every allowed form becomes a list of texts or a list of token lists."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise ValueError("must be a string, a list of strings, token ids, or lists of token ids")
-    if not value:
-        raise ValueError("must not be empty")
-    kinds = set(map(type, value))
-    if kinds == {int}:
-        return [_token_ids(value)]
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"takes at most {MAX_PROMPTS} prompts")
-    if kinds == {str}:
-        return value
-    if kinds == {list}:
-        return [_token_ids(ids) for ids in value]
-    raise ValueError("must hold strings only, token ids only, or lists of token ids only")
-
-
-def _token_ids(ids: list[Any]) -> list[int]:
-    if not ids:
-        raise ValueError("must not hold an empty list of token ids")
-    if set(map(type, ids)) != {int}:
-        raise ValueError("token ids must be integers")
-    if not 0 <= min(ids) <= max(ids) <= INT32_MAX:
-        raise ValueError("holds a token id that is out of vocabulary")
-    return ids
-
 
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[
         Any,
-        BeforeValidator(_prompts),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "string", "minLength": 1},
-                    {
-                        "type": "array",
-                        "items": {"type": "string", "minLength": 1},
-                        "minItems": 1,
-                        "maxItems": MAX_PROMPTS,
-                    },
-                    {
-                        "type": "array",
-                        "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX},
-                        "minItems": 1,
-                    },
-                    {
-                        "type": "array",
-                        "items": {
-                            "type": "array",
-                            "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX},
-                            "minItems": 1,
-                        },
-                        "minItems": 1,
-                        "maxItems": MAX_PROMPTS,
-                    },
-                ]
-            }
-        ),
+        BeforeValidator(lambda value: read_prompts(value, MAX_PROMPTS)),
+        WithJsonSchema(prompts_schema(MAX_PROMPTS)),
     ]
     max_tokens: Count = DEFAULT_MAX_TOKENS
     """0 only with echo: the prompt is scored and nothing is generated."""

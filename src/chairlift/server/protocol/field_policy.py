@@ -54,6 +54,16 @@ REFUSED_IN_CHAT: dict[str, IsNeutral] = REFUSED_EVERYWHERE | {
     "suffix": is_one_of(""),
 }
 REFUSED_IN_COMPLETIONS: dict[str, IsNeutral] = REFUSED_EVERYWHERE | {"suffix": is_one_of("")}
+REFUSED_IN_EMBEDDINGS: dict[str, IsNeutral] = {
+    "messages": _NOTHING,
+    "prompt_embeds": _NOTHING,
+    "use_activation": is_one_of(True),
+    "embed_dtype": is_one_of("float32"),
+    "endianness": is_one_of("native", "little"),
+    "padding": is_one_of("do_not_pad"),
+    "mm_processor_kwargs": is_one_of({}),
+    "stream": _OFF,
+}
 
 WITHOUT_EFFECT = (
     "user",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
-from chairlift.outputs import RequestMetrics, RequestOutput
+from chairlift.outputs import RequestOutput
 
 
 class PromptTokensDetails(BaseModel):
@@ -56,11 +56,12 @@ def usage_of(
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=sum(output.num_cached_tokens for output in outputs)
         ),
-        timings=_timings([output.metrics for output in outputs]) if has_timings else None,
+        timings=timings_of(outputs) if has_timings else None,
     )
 
 
-def _timings(metrics: Sequence[RequestMetrics]) -> Timings:
+def timings_of(outputs: Sequence[RequestOutput]) -> Timings:
+    metrics = [output.metrics for output in outputs]
     return Timings(
         queue_ms=_longest_ms([item.queue_s for item in metrics]),
         prefill_ms=_longest_ms([item.prefill_s for item in metrics]),

@@ -25,6 +25,7 @@ from chairlift.server.protocol.completion import (
     TextCompletion,
     TextCompletionChunk,
 )
+from chairlift.server.protocol.embedding import EmbeddingList, EmbeddingRequest
 from chairlift.server.protocol.error import ErrorAnswer
 from chairlift.server.protocol.model import Model, ModelList
 from chairlift.server.protocol.ollama import (
@@ -60,6 +61,7 @@ Schema = dict[str, Any]
 _REQUESTS = (
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
@@ -74,6 +76,7 @@ _ANSWERS = (
     ChatCompletionChunk,
     TextCompletion,
     TextCompletionChunk,
+    EmbeddingList,
     Response,
     ResponseStreamEvent,
     ResponseItemList,
@@ -124,6 +127,7 @@ def openapi_document() -> Schema:
         "paths": {
             "/v1/chat/completions": _post(ChatRequest, ChatCompletion, ChatCompletionChunk),
             "/v1/completions": _post(CompletionRequest, TextCompletion, TextCompletionChunk),
+            "/v1/embeddings": _post(EmbeddingRequest, EmbeddingList),
             "/v1/responses": _post(ResponsesRequest, Response, ResponseStreamEvent),
             "/v1/responses/{id}": {
                 **_get(Response, parameter="id"),
