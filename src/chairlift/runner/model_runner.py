@@ -189,7 +189,9 @@ class ModelRunner:
         masks = self._start_masks(ids)
         hidden = self.model.forward(token_ids, layout, self.kv_cache.blocks, rows)
         prompt_logprobs, unscored = self._prompt_logprobs(scheduled, ends, hidden)
-        sampled, errors = self._sample(ids, HiddenRows(self.model, hidden, ends[sampling] - 1), masks)
+        sampled, errors = self._sample(
+            ids, HiddenRows(self.model, hidden, ends[sampling] - 1), masks
+        )
         pooled: dict[str, array[float]] = {}
         unpooled: dict[str, str] = {}
         for item, rider, count, end in zip(scheduled, riders, counts, ends.tolist(), strict=True):

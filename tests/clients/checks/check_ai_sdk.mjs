@@ -6,7 +6,7 @@
 
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, generateText, streamText } from "ai";
+import { APICallError, embed, embedMany, generateText, streamText } from "ai";
 import { apiKey, keepPromises, metric, modelName, promise, until, url } from "./checklist.mjs";
 
 const provider = createOpenAICompatible({
@@ -82,6 +82,18 @@ promise("several at once are as one alone", async () => {
   const together = await Promise.all(prompts.map(ask));
   for (const [index, prompt] of prompts.entries()) {
     assert.equal(await ask(prompt), together[index]);
+  }
+});
+
+promise("embedMany gives the vectors of embed, in order", async () => {
+  const model = (provider.embeddingModel ?? provider.textEmbeddingModel)(name);
+  const values = ["A cat sits on the mat.", "Shares fell sharply today."];
+  const many = await embedMany({ model, values, maxRetries: 0 });
+  assert.equal(many.embeddings.length, 2);
+  assert.ok(many.usage.tokens > 5);
+  for (const [index, value] of values.entries()) {
+    const one = await embed({ model, value, maxRetries: 0 });
+    assert.deepEqual(one.embedding, many.embeddings[index]);
   }
 });
 

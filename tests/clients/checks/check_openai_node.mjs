@@ -95,6 +95,19 @@ promise("completions stream any script", async () => {
   assert.ok(text.startsWith(options.prompt));
 });
 
+promise("vectors are the same in both encodings", async () => {
+  const options = { model, input: ["A cat sits on the mat.", "Shares fell sharply today."] };
+  const answer = await client.embeddings.create(options);
+  const floats = await client.embeddings.create({ ...options, encoding_format: "float" });
+  assert.equal(answer.data.length, 2);
+  assert.ok(answer.data[0].embedding.length > 1);
+  for (const index of [0, 1]) {
+    const [ours, theirs] = [answer, floats].map(({ data }) => Array.from(data[index].embedding));
+    assert.deepEqual(ours, theirs);
+  }
+  assert.ok(answer.usage.prompt_tokens > 5);
+});
+
 promise("errors are the right exceptions", async () => {
   const cases = [
     [OpenAI.BadRequestError, 400, null, { ...short, temperature: 9 }],

@@ -403,6 +403,31 @@ async def cancelling_a_task_ends_its_request_in_the_server() -> None:
 
 
 @promise
+async def vectors_are_the_same_in_every_form_and_encoding() -> None:
+    texts = ["A cat sits on the mat.", "A kitten lies on the rug.", "Shares fell sharply today."]
+    answer = client.embeddings.create(model=MODEL, input=texts)
+    assert [item.index for item in answer.data] == [0, 1, 2]
+    cat, kitten, shares = vectors = [item.embedding for item in answer.data]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 15
+
+    def cosine(one: list[float], other: list[float]) -> float:
+        return sum(a * b for a, b in zip(one, other, strict=True))
+
+    assert abs(cosine(cat, cat) - 1) < 1e-5 and cosine(cat, kitten) > cosine(cat, shares)
+    floats = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    assert [item.embedding for item in floats.data] == vectors
+    async with async_client() as other:
+        again = await other.embeddings.create(model=MODEL, input=texts[1])
+    assert again.data[0].embedding == kitten
+    try:
+        client.embeddings.create(model=MODEL, input=["a", ""])
+    except openai.BadRequestError as error:
+        assert error.param == "input[1]"
+    else:
+        raise AssertionError("an empty input is embedded")
+
+
+@promise
 def a_connection_is_kept_and_reused() -> None:
     places = set()
     for _ in range(3):

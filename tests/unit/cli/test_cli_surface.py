@@ -237,7 +237,7 @@ def test_commands_and_flags() -> None:
 
 
 def test_generate_has_every_option_of_a_request_and_the_engine() -> None:
-    """But for `detokenize`: without text there is nothing to show; what has several parts, and embeddings."""
+    """But for `detokenize`, what has several parts, and what embeddings need."""
     fields = dataclasses.fields(SamplingParams) + dataclasses.fields(EngineConfig)
     names = {"--" + field.name.replace("_", "-") for field in fields} - {
         "--detokenize",
