@@ -51,7 +51,7 @@ class CompileTrial:
         self._process = self._end = None
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "chairlift.grammar.trial_process"]
+        command = [sys.executable, "-P", "-m", "chairlift.grammar.trial_process"]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

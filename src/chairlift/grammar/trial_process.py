@@ -77,10 +77,11 @@ class _Vocabulary:
 def _limit_memory() -> None:
     try:
         import resource
-    except ImportError:  # Windows
+
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):  # where there is no such limit, there is that of time
         return
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

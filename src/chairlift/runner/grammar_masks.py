@@ -39,7 +39,7 @@ class PendingMasks:
                 self.masks[request_id] = matcher.compute_mask()
             except GrammarError as error:
                 self.errors[request_id] = f"structured_outputs: the grammar failed: {error}"
-            except Exception as error:
+            except BaseException as error:  # a panic in Rust is no Exception
                 logger.error("the grammar of one request failed", exc_info=error)
                 self.errors[request_id] = (
                     f"structured_outputs: the grammar failed: {type(error).__name__}: {error}"

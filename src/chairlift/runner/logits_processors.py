@@ -128,6 +128,7 @@ class RequestSamplingState:
         "_stop_ids",
         "_stop_masks",
         "choice",
+        "few_allowed",
         "list_plan",
         "mask",
         "num_output_tokens",
@@ -164,7 +165,9 @@ class RequestSamplingState:
         self.list_plan: Final[ListPlan] = plan_list(params, float(self.temperature), vocab_size)
         self.num_output_tokens = 0
         self.mask: MaskArray | None = None
-        """Which tokens the request's grammar allows next; set anew for every position."""
+        """Which tokens the request's grammar allows next."""
+        self.few_allowed: TokenIdArray | None = None
+        """Their ids, if they are few."""
         self._allowed = _ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
         self._biased = _ids("logit_bias", list(params.logit_bias), vocab_size)
         self._biases: FloatArray = np.array(list(params.logit_bias.values()), dtype=np.float32)
@@ -216,15 +219,19 @@ class RequestSamplingState:
     @property
     def forced_token(self) -> int | None:
         """The only token that the grammar allows, unless somebody wants to know more of the row."""
-        if self.mask is None or self.needs_edits or self.params.logprobs is not None:
+        ids = self.few_allowed
+        if ids is None or len(ids) != 1 or self.needs_edits or self.params.logprobs is not None:
             return None
-        ids = few_set_bits(self.mask)
-        return int(ids[0]) if ids is not None and len(ids) == 1 else None
+        return int(ids[0])
 
     @property
     def is_masking_stops(self) -> bool:
         """Fewer than min_tokens so far, and there is something to mask."""
         return self.num_output_tokens < self.params.min_tokens and len(self._stop_ids) > 0
+
+    def constrain(self, mask: MaskArray) -> None:
+        """What the request's grammar allows at the next position; anew for every position."""
+        self.mask, self.few_allowed = mask, few_set_bits(mask)
 
     def append(self, token_id: int) -> None:
         """Take note of the next output token; O(1)."""
@@ -252,7 +259,7 @@ class RequestSamplingState:
 
     def process(self, logits: FloatArray) -> FloatArray:
         """See `process_logits`."""
-        row = logits.copy() if self.mask is None else masked(logits, self.mask)
+        row = logits.copy() if self.mask is None else self._masked(logits, self.mask)
         if len(self._allowed):
             allowed = row[self._allowed]
             row.fill(-np.inf)
@@ -264,6 +271,15 @@ class RequestSamplingState:
         row[self._biased] += self._biases
         if self._counts is not None:
             apply_penalties(row, self._counts, self.params)
+        return row
+
+    def _masked(self, logits: FloatArray, mask: MaskArray) -> FloatArray:
+        """A new row [V]: `logits` where the grammar allows them, elsewhere minus infinity."""
+        if self.few_allowed is None:
+            bits = np.unpackbits(mask.view(np.uint8), count=len(logits), bitorder="little")
+            return np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
+        row: FloatArray = np.full(len(logits), -np.inf, dtype=np.float32)
+        row[self.few_allowed] = logits[self.few_allowed]
         return row
 
 
@@ -279,17 +295,6 @@ def process_logits(logits: FloatArray, state: RequestSamplingState) -> FloatArra
             f"{grammar}allowed_token_ids, bad_words, min_tokens and the penalties together leave no"
             " token that could be generated: relax one of them"
         )
-    return row
-
-
-def masked(logits: FloatArray, mask: MaskArray) -> FloatArray:
-    """A new row [V]: `logits` where the bit of a token is set, elsewhere minus infinity."""
-    ids = few_set_bits(mask)
-    if ids is None:
-        bits = np.unpackbits(mask.view(np.uint8), count=len(logits), bitorder="little")
-        return np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
-    row: FloatArray = np.full(len(logits), -np.inf, dtype=np.float32)
-    row[ids] = logits[ids]
     return row
 
 

@@ -230,7 +230,7 @@ class ModelRunner:
             return {}, {}
         masks, errors = self._mask_thread.join(pending)
         for request_id, mask in masks.items():
-            self._riding[request_id].sampling.mask = mask
+            self._riding[request_id].sampling.constrain(mask)
         if errors:
             kept = [index for index, request_id in enumerate(ids) if request_id not in errors]
             ids, rows = [ids[index] for index in kept], rows.only(kept)

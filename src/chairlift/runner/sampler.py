@@ -41,7 +41,6 @@ from chairlift.runner.candidate_query import RowQuery, build_query, row_query
 from chairlift.runner.logits_processors import (
     RequestSamplingState,
     TokenIdArray,
-    few_set_bits,
     kept_token_ids,
     process_logits,
     scale_logits,
@@ -248,23 +247,43 @@ def _sample_row(
 ) -> SampledToken:
     """`best` is the index of `peak`, the largest value of `logits` [V]."""
     _require_finite(peak)
-    params = state.params
-    row = logits
-    is_settled = params.is_greedy and not state.needs_edits and state.allows(best)
-    if state.needs_processing and not is_settled:
-        row = process_logits(logits, state)
-        best = int(row.argmax())
-        peak = float(row[best])
-    if not params.is_greedy:
-        scaled = scale_logits(row, np.float32(peak), state.temperature)
-        key = stream_key(state.seed, state.choice, state.num_output_tokens)
-        kept = kept_token_ids(scaled, params)
-        if kept is None and state.mask is not None:
-            kept = few_set_bits(state.mask)
-        best = draw_token(scaled, kept, key)
+    params, few = state.params, state.few_allowed
+    if few is not None and not state.needs_edits and state.list_plan.size == 0:
+        best = _choose_of_few(logits, few, state)
+    elif not (params.is_greedy and not state.needs_edits and state.allows(best)):
+        best = _choose_of_row(logits, peak, best, state)
     if params.logprobs is None:
         return SampledToken(token_id=best)
     return SampledToken(token_id=best, logprobs=position_logprobs(logits, best, params.logprobs))
+
+
+def _choose_of_row(logits: FloatArray, peak: float, best: int, state: RequestSamplingState) -> int:
+    """The token of a row, whatever its options are; `best` is the index of `peak`."""
+    params, row = state.params, logits
+    if state.needs_processing:
+        row = process_logits(logits, state)
+        best = int(row.argmax())
+        peak = float(row[best])
+    if params.is_greedy:
+        return best
+    scaled = scale_logits(row, np.float32(peak), state.temperature)
+    kept = kept_token_ids(scaled, params)
+    return draw_token(scaled, state.few_allowed if kept is None else kept, _key(state))
+
+
+def _choose_of_few(logits: FloatArray, ids: TokenIdArray, state: RequestSamplingState) -> int:
+    """The same of a row of which nothing but `ids` [K] is allowed, in the same arithmetic."""
+    values = logits[ids]
+    best = int(values.argmax())
+    _require_finite(float(values[best]))
+    if not state.params.is_greedy:
+        scaled = scale_logits(values, values[best], state.temperature)
+        best = int((scaled + gumbel_of_words(words_of(_key(state), ids))).argmax())
+    return int(ids[best])
+
+
+def _key(state: RequestSamplingState) -> int:
+    return stream_key(state.seed, state.choice, state.num_output_tokens)
 
 
 def _best_of(scaled: FloatArray, ids: TokenIdArray, drawn: WordArray) -> tuple[float, int]:

@@ -85,6 +85,17 @@ SURFACE = {
         "--output-json",
         "--output-len",
     },
+    "bench structured": ENGINE
+    | {
+        "--model -m",
+        "--seed",
+        "--input-len",
+        "--num-prompts",
+        "--output-json",
+        "--output-len",
+        "--rounds",
+        "--temperature",
+    },
     "bench policies": {
         "--concurrency",
         "--json",

@@ -81,7 +81,7 @@ def state_of(
         state.append(token_id)
     if num_allowed is not None:
         allowed = np.random.default_rng(seed).choice(vocab_size, num_allowed, replace=False)
-        state.mask = mask_of(allowed, vocab_size)
+        state.constrain(mask_of(allowed, vocab_size))
     return state
 
 
