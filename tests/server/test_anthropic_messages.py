@@ -108,6 +108,16 @@ def test_counted_tokens_are_those_of_the_message(server: RunningServer) -> None:
         assert count == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
+def test_answer_follows_a_schema(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    format = {"type": "json_schema", "schema": {**schema, "additionalProperties": False}}
+    for fields in ({"output_config": {"format": format}}, {"output_format": format}):
+        whole = ask(server, max_tokens=64, **fields).json
+        assert whole["stop_reason"] == "end_turn" and json.loads(said_by(whole))["n"] in (1, 2)
+        events = named_events(ask(server, max_tokens=64, stream=True, **fields).body)
+        assert said_by(message_of(events)) == said_by(whole)
+
+
 def test_text_in_blocks_is_text(server: RunningServer) -> None:
     blocks = [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]
     answer = ask(server, messages=[{"role": "user", "content": blocks}])
@@ -196,6 +206,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "effort": ({"output_config": {"effort": "huge"}}, "output_config.effort"),
     "format": ({"output_config": {"format": {"type": "x"}}}, "output_config.format.type"),
+    "schema": (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "sound"}}}},
+        "output_config.format.schema",
+    ),
+    "schema in its older place": (
+        {"output_format": {"type": "json_schema", "schema": {"type": "sound"}}},
+        "output_format.schema",
+    ),
     "metadata": ({"metadata": 1}, "metadata"),
     "service_tier": ({"service_tier": "gold"}, "service_tier"),
     "mcp_servers": ({"mcp_servers": [{"type": "url", "url": "http://x"}]}, "mcp_servers"),

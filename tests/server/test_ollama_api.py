@@ -140,6 +140,18 @@ def test_log_probabilities(server: RunningServer) -> None:
     assert len(raw) == 8 and raw[0]["top_logprobs"] == []
 
 
+@pytest.mark.parametrize("fields", [{}, {"raw": True}], ids=["chat", "raw"])
+def test_answer_in_a_format(server: RunningServer, fields: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    given = {"format": {**schema, "additionalProperties": False}, **fields}
+    options = {"num_predict": 64}
+    whole = ask(server, GENERATE, options=options, **given).json
+    assert whole["done_reason"] == "stop" and json.loads(text_of(whole))["n"] in (1, 2)
+    lines = lines_of(ask(server, GENERATE, options=options, stream=True, **given).body)
+    assert "".join(map(text_of, lines)) == text_of(whole)
+    assert text_of(ask(server, GENERATE, format="json", **fields).json).lstrip().startswith("{")
+
+
 def test_nothing_to_say_is_a_request_to_load(server: RunningServer) -> None:
     for path, empty in (
         (CHAT, {"messages": []}), (CHAT, {"messages": None}),
@@ -265,6 +277,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "prompt a list": (GENERATE, {"prompt": ["a"]}, "prompt"),
     "stream a text": (CHAT, {"stream": "yes"}, "stream"),
     "format": (CHAT, {"format": "xml"}, "format"),
+    "format of no schema": (CHAT, {"format": {"type": "sound"}}, "format"),
     "format true": (GENERATE, {"format": True}, "format"),
     "think": (CHAT, {"think": "deeply"}, "think"),
     "think of one that cannot": (CHAT, {"think": True}, "does not support thinking"),

@@ -161,6 +161,9 @@ def test_format_of_the_answer_in_both_places() -> None:
             "type": "json_schema",
             "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
         }
+        (place,) = fields
+        theirs = "response_format.json_schema.schema.x"
+        assert own_name(theirs, translated(**fields).names).startswith(place)
 
 
 def test_places_of_faults_are_those_of_the_request() -> None:

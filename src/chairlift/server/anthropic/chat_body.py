@@ -55,7 +55,7 @@ def chat_body(request: CountTokensRequest, *, is_strict: bool) -> Translation:
             body["stop"] = list(request.stop_sequences)
     others = conversation.ignored
     body |= _tools(request, names, others)
-    body |= _effort(request, others) | _response_format(request)
+    body |= _effort(request, others) | _response_format(request, names)
     if request.cache_control is not None:
         others.append(_CACHE_CONTROL)
     ignored = ignored_fields(request, REFUSED, others, is_strict=is_strict)
@@ -240,9 +240,15 @@ def _effort(request: CountTokensRequest, ignored: list[str]) -> JsonObject:
     return {}
 
 
-def _response_format(request: CountTokensRequest) -> JsonObject:
+def _response_format(request: CountTokensRequest, names: dict[str, str]) -> JsonObject:
+    """The form of the answer.  Adds to `names`."""
     format = request.output_config.format if request.output_config is not None else None
-    format = format or request.output_format
+    if format is None and request.output_format is not None:
+        format = request.output_format
+        names |= {
+            theirs: ours.replace("output_config.format", "output_format")
+            for theirs, ours in _NAMES.items()
+        }
     if format is None:
         return {}
     schema = {"name": "answer", "schema": format.schema_, "strict": True}
