@@ -30,6 +30,7 @@ from chairlift.server.responses_chat import in_terms_of_responses
 from chairlift.server.responses_job import ResponseWork, response_work
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
+from chairlift.server.wire import OPENAI
 from chairlift.store.response_store import StoredResponse
 
 logger = logging.getLogger("chairlift")
@@ -55,8 +56,11 @@ class Responses:
                 await self._start(engine, exchange, work, send)
                 return
             exchange.wire = work.format
-            with in_terms_of_responses(work.plan):
-                await answer(serving, engine, exchange, work.job, receive, send)
+            try:
+                with in_terms_of_responses(work.plan):
+                    await answer(serving, engine, exchange, work.job, receive, send)
+            finally:
+                exchange.wire = OPENAI  # an idle connection keeps its last exchange
 
     async def _read(
         self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
@@ -76,21 +80,19 @@ class Responses:
 
         async def run() -> None:
             own = replace(exchange, outputs=())
-            try:
-                with self._serving.lifecycle.in_flight():
+            with self._serving.lifecycle.in_flight():
+                try:
                     await answer(self._serving, engine, own, work.job, never_gone, send_to_nobody)
-            except ApiError as error:
-                if not is_started:
-                    refusals.append(error)
-                    return
-                await self._end(work, error)
-            except asyncio.CancelledError:
-                await self._end(work, None)
-            except Exception:
-                logger.exception("response %s failed in the background", response.id)
-                await self._end(work, internal_error(exchange.request_id))
-            finally:
-                own.outputs = ()
+                except ApiError as error:
+                    if is_started:
+                        await self._end(work, error)
+                    else:
+                        refusals.append(error)
+                except asyncio.CancelledError:
+                    await self._end(work, None)
+                except Exception:
+                    logger.exception("response %s failed in the background", response.id)
+                    await self._end(work, internal_error(exchange.request_id))
 
         await work.keeper.announce(response)
         tenant = self._serving.keys.tenant(exchange.key_name)
