@@ -7,7 +7,6 @@ of the process and of the machine.  Several processes may share a file.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sqlite3
 import sys
@@ -20,8 +19,6 @@ from typing import IO, TypeVar
 
 from chairlift.errors import ConfigError
 from chairlift.store.migrations import ForeignFile, UnknownVersion, check_ours, migrate
-
-logger = logging.getLogger("chairlift")
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
