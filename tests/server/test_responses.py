@@ -133,6 +133,26 @@ def test_bytes_of_a_stream_come_with_the_tokens(serve: Any) -> None:
         server.check_idle()
 
 
+def test_text_keeps_to_its_format(server: RunningServer) -> None:
+    choice = {"enum": ["red", "blue"]}
+    schema = {"type": "object", "properties": {"colour": choice}, "required": ["colour"],
+              "additionalProperties": False}  # fmt: skip
+    format = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
+    options = {"text": {"format": format}, "max_output_tokens": 100, "seed": 1}
+    whole = respond(server, **options).json
+    assert whole["status"] == "completed"
+    assert json.loads(whole["output"][0]["content"][0]["text"])["colour"] in choice["enum"]
+    assert whole["text"]["format"] == {**format, "description": None}
+    streamed = accumulated(respond(server, stream=True, **options).body)
+    assert without_names(streamed) == without_names(whole)
+    begun = respond(server, text={"format": {"type": "json_object"}}).json
+    assert begun["output"][0]["content"][0]["text"].lstrip().startswith("{")
+    for bad in ({"type": "something"}, {"type": "object", "properties": 5}):
+        answer = respond(server, text={"format": {**format, "schema": bad}})
+        assert answer.status == 400 and answer.error["param"] == "text.format.schema"
+        assert "response_format" not in answer.error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [

@@ -55,6 +55,7 @@ def open_store(config: ServerConfig) -> ResponseStore | None:
             raise
         logger.warning("%s; responses are kept in memory, until the server ends", error)
         return ResponseStore(None, **limits)
+    logger.info("responses are kept in %s for %g days", path, config.store_days)
     num_failed = store.end_unfinished(_CUT_SHORT)
     if num_failed:
         logger.warning("%d responses in the background were cut short", num_failed)
@@ -144,7 +145,7 @@ def stored_input(items: Sequence[KnownItem]) -> list[StoredItem]:
 
 
 def response_json(stored: StoredResponse) -> bytes:
-    """A kept response as clients read it."""
+    """A kept response as clients read it.  Takes a while if it is long."""
     body = from_json(stored.body)
     body["status"] = stored.status
     body["output"] = [from_json(each.item) for each in stored.output]

@@ -29,7 +29,7 @@ from chairlift.server.protocol.response_request import (
 from chairlift.server.protocol.sampling_fields import SamplingFields
 from chairlift.server.protocol.strict_model import parse
 
-_OWN = {"n", "store", "metadata"}
+_OWN = {"n", "store", "metadata", "response_format"}
 _PASSED = [name for name in SamplingFields.model_fields if name not in _OWN]
 """Fields that mean the same there."""
 

@@ -7,20 +7,18 @@ of the process and of the machine.  Several processes may share a file.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TypeVar
 
 from chairlift.errors import ConfigError
 from chairlift.store.migrations import ForeignFile, UnknownVersion, check_ours, migrate
-
-logger = logging.getLogger("chairlift")
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
@@ -41,12 +39,19 @@ class Database:
         self._path = path
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
-        self._lock_file: IO[bytes] | None = None
+        self._lock_files: list[IO[bytes]] = []
         self._writer = ThreadPoolExecutor(1, "chairlift-store")
         self._readers = (
             self._writer
             if path is None  # one connection is one database in memory
             else ThreadPoolExecutor(_NUM_READERS, "chairlift-store-reader")
+        )
+        self._close = weakref.finalize(
+            self,
+            _close_all,
+            (self._readers, self._writer),
+            self._connections,
+            self._lock_files,
         )
         try:
             self._writer.submit(self._open).result()
@@ -72,33 +77,29 @@ class Database:
 
     def close(self) -> None:
         """After what has been asked for."""
-        for pool in {self._readers, self._writer}:
-            pool.shutdown()
-        for connection in self._connections:
-            connection.close()
-        if self._lock_file is not None:
-            self._lock_file.close()
+        self._close()
 
     def take_over(self, query: Query[T]) -> T | None:
         """Run a transaction if no other process has the file open; what it gives, else None.
 
         Once; from then on this process is one that has it open.
         """
-        assert self._lock_file is None
+        assert not self._lock_files
         if self._path is None:
             return self.write_now(query)
         if sys.platform == "win32":
             return self.write_now(query)  # no such locks: there a file belongs to one process
         import fcntl
 
-        self._lock_file = _private(self._path.with_name(self._path.name + "-lock")).open("ab")
+        lock = _private(self._path.with_name(self._path.name + "-lock")).open("ab")
+        self._lock_files.append(lock)
         try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            fcntl.flock(self._lock_file, fcntl.LOCK_SH)
+            fcntl.flock(lock, fcntl.LOCK_SH)
             return None
         result = self.write_now(query)
-        fcntl.flock(self._lock_file, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_SH)
         return result
 
     async def _run(
@@ -140,6 +141,19 @@ class Database:
                 found.execute("PRAGMA synchronous = FULL")
             self._local.connection = found
         return found
+
+
+def _close_all(
+    pools: Iterable[ThreadPoolExecutor],
+    connections: Iterable[sqlite3.Connection],
+    files: Iterable[IO[bytes]],
+) -> None:
+    for pool in pools:
+        pool.shutdown()
+    for connection in connections:
+        connection.close()
+    for file in files:
+        file.close()
 
 
 def _in_transaction(connection: sqlite3.Connection, query: Query[T]) -> T:

@@ -21,7 +21,7 @@ _RESPONSES = (
         previous_id TEXT,
         num_chars INTEGER NOT NULL,     -- of its items
         body TEXT NOT NULL              -- the response as JSON, without its output
-    ) WITHOUT ROWID
+    )
     """,
     "CREATE INDEX responses_by_age ON responses (created_at)",
     """
@@ -32,7 +32,7 @@ _RESPONSES = (
         id TEXT NOT NULL,
         item TEXT NOT NULL,             -- JSON
         PRIMARY KEY (response_id, is_output, place)
-    ) WITHOUT ROWID
+    )
     """,
     "CREATE INDEX response_items_by_id ON response_items (id)",
 )

@@ -7,7 +7,6 @@ and when the file is full, the oldest goes first.
 from __future__ import annotations
 
 import json
-import logging
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.store.database import Database
-
-logger = logging.getLogger("chairlift")
 
 MAX_CHAIN = 512
 """Responses that may follow each other."""

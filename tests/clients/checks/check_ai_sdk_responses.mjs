@@ -23,7 +23,7 @@ const numAborted = () => metric("chairlift:requests_finished_total", 'reason="ab
 const weather = (cities) =>
   tool({
     description: "The weather in a city.",
-    inputSchema: z.object({ city: z.string().max(20) }),
+    inputSchema: z.object({ city: z.enum(["Paris", "Rome"]) }),
     execute: async ({ city }) => {
       cities.push(city);
       return `It is sunny in ${city}.`;
@@ -82,12 +82,13 @@ promise("a tool is run and its output goes back", async () => {
     maxOutputTokens: 60,
     tools: { get_weather: weather(cities) },
     stopWhen: stepCountIs(2),
+    providerOptions: { openai: { parallelToolCalls: false } },
     prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" }),
   };
   const result = await generateText(options);
   assert.equal(result.steps.length, 2);
   assert.equal(result.steps[0].toolCalls[0].toolName, "get_weather");
-  assert.ok(cities.length >= 1 && result.text);
+  assert.ok(cities.length === 1 && result.text);
   const streamed = streamText({ ...options, onError: () => undefined });
   const kinds = [];
   for await (const part of streamed.fullStream) kinds.push(part.type);

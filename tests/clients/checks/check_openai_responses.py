@@ -32,6 +32,11 @@ TOOL: dict[str, Any] = {
 }  # fmt: skip
 
 
+ONE_CALL: dict[str, Any] = {
+    "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False,
+}  # fmt: skip
+
+
 class Colour(BaseModel):
     """What is asked for."""
 
@@ -98,7 +103,7 @@ def parse_gives_what_the_schema_says() -> None:
 @promise
 def a_tool_is_called_and_its_output_read() -> None:
     asked = {**SHORT, "input": "What is the weather in Paris?", "max_output_tokens": 100}
-    first = client.responses.create(**asked, tools=[TOOL], tool_choice="required")
+    first = client.responses.create(**asked, **ONE_CALL)
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert call.name == "get_weather" and '"city"' in call.arguments
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
@@ -107,7 +112,7 @@ def a_tool_is_called_and_its_output_read() -> None:
         tool_choice="none",
     )  # fmt: skip
     assert second.output_text
-    with client.responses.stream(**asked, tools=[TOOL], tool_choice="required") as stream:
+    with client.responses.stream(**asked, **ONE_CALL) as stream:
         pieces = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
         (streamed,) = stream.get_final_response().output
     assert "".join(pieces) == streamed.arguments == call.arguments

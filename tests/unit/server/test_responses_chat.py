@@ -107,6 +107,7 @@ def test_fields_that_mean_the_same_are_passed_on() -> None:
         "stream": True, "min_tokens": 1, "ignore_eos": True, "timeout": 5.0, "user": "u",
         "logit_bias": {"1": 2}, "cache_salt": "s", "priority": 1, "service_tier": "auto",
         "chat_template_kwargs": {"enable_thinking": True}, "presence_penalty": 0.5,
+        "guided_regex": "[a-z]+",
     }  # fmt: skip
     body = translated(**given, metadata={"a": "b"}, store=False)
     assert body == {"model": "m", "messages": [{"role": "user", "content": "hi"}], **given}
@@ -218,6 +219,7 @@ def test_tools_are_functions_and_others_are_left_out() -> None:
         ({"conversation": "c"}, "conversation", "not supported"),
         ({"prompt": {"id": "p"}}, "prompt", "not supported"),
         ({"messages": []}, "messages", "not supported"),
+        ({"response_format": {"type": "text"}}, "response_format", "text.format"),
         ({"max_tokens": 5}, "max_tokens", "not supported"),
         ({"instructions": ["x"]}, "instructions", "string"),
         ({"previous_response_id": 5}, "previous_response_id", "string"),

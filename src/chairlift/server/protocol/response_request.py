@@ -225,6 +225,8 @@ class ResponsesRequest(SamplingFields):
             is_neutral = REFUSED.get(name)
             if is_neutral is not None and not is_neutral(value):
                 raise unsupported(name, f"{name} is not supported by this endpoint")
+        if self.response_format is not None:
+            raise unsupported("response_format", "response_format: it is text.format here")
         if self.n != 1:
             raise unsupported("n", "n: a response is one answer")
         if self.stream_options is not None and not self.stream:

@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 from urllib.parse import parse_qsl
 
+from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from chairlift.engine.async_engine import AsyncEngine
@@ -23,13 +24,14 @@ from chairlift.server.generation import answer
 from chairlift.server.json_body import BodyLimits
 from chairlift.server.protocol.response import DeletedResponse, ResponseItemList
 from chairlift.server.protocol.response_request import responses_request
-from chairlift.server.request_reading import read_body
+from chairlift.server.request_reading import LARGE_BODY_BYTES, read_body
 from chairlift.server.response_keeping import response_json
 from chairlift.server.responses import JSON, send_bytes, send_model
 from chairlift.server.responses_chat import in_terms_of_responses
 from chairlift.server.responses_job import ResponseWork, response_work
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
+from chairlift.server.wire import OPENAI
 from chairlift.store.response_store import StoredResponse
 
 logger = logging.getLogger("chairlift")
@@ -55,8 +57,11 @@ class Responses:
                 await self._start(engine, exchange, work, send)
                 return
             exchange.wire = work.format
-            with in_terms_of_responses(work.plan):
-                await answer(serving, engine, exchange, work.job, receive, send)
+            try:
+                with in_terms_of_responses(work.plan):
+                    await answer(serving, engine, exchange, work.job, receive, send)
+            finally:
+                exchange.wire = OPENAI  # an idle connection keeps its last exchange
 
     async def _read(
         self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
@@ -76,21 +81,19 @@ class Responses:
 
         async def run() -> None:
             own = replace(exchange, outputs=())
-            try:
-                with self._serving.lifecycle.in_flight():
+            with self._serving.lifecycle.in_flight():
+                try:
                     await answer(self._serving, engine, own, work.job, never_gone, send_to_nobody)
-            except ApiError as error:
-                if not is_started:
-                    refusals.append(error)
-                    return
-                await self._end(work, error)
-            except asyncio.CancelledError:
-                await self._end(work, None)
-            except Exception:
-                logger.exception("response %s failed in the background", response.id)
-                await self._end(work, internal_error(exchange.request_id))
-            finally:
-                own.outputs = ()
+                except ApiError as error:
+                    if is_started:
+                        await self._end(work, error)
+                    else:
+                        refusals.append(error)
+                except asyncio.CancelledError:
+                    await self._end(work, None)
+                except Exception:
+                    logger.exception("response %s failed in the background", response.id)
+                    await self._end(work, internal_error(exchange.request_id))
 
         await work.keeper.announce(response)
         tenant = self._serving.keys.tenant(exchange.key_name)
@@ -125,6 +128,13 @@ class _Kept:
             raise self._missing(id)
         return found
 
+    async def _send(self, send: Send, stored: StoredResponse) -> None:
+        if stored.num_chars + len(stored.body) < LARGE_BODY_BYTES:
+            data = response_json(stored)
+        else:
+            data = await self._serving.in_text_thread(response_json, stored)
+        await send_bytes(send, 200, data, [JSON])
+
     def _missing(self, id: str) -> ApiError:
         return not_found(f"there is no response {id[:100]!r}", code="response_not_found")
 
@@ -155,7 +165,7 @@ class OneResponse(_Kept):
         found = await self._find(id, tenant)
         if found.status == "queued" and self._serving.background.is_running(id, tenant):
             found = replace(found, status="in_progress")
-        await send_bytes(send, 200, response_json(found), [JSON])
+        await self._send(send, found)
 
 
 class CancelResponse(_Kept):
@@ -164,10 +174,10 @@ class CancelResponse(_Kept):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         _, id, tenant = self._enter(scope)
         is_cancelled = await self._serving.background.cancel(id, tenant)
-        data = response_json(await self._find(id, tenant))
-        if not is_cancelled and b'"background": true' not in data:
+        found = await self._find(id, tenant)
+        if not is_cancelled and not from_json(found.body)["background"]:
             raise bad_request("only a response in the background can be cancelled")
-        await send_bytes(send, 200, data, [JSON])
+        await self._send(send, found)
 
 
 class InputItems(_Kept):
