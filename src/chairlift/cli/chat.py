@@ -24,7 +24,14 @@ HELP_LINE = "/reset starts over, /exit ends, Ctrl-C stops an answer."
 @with_options(
     SamplingParams,
     EngineConfig,
-    without=("n", "detokenize", "logprobs", "prompt_logprobs", "structured_outputs"),
+    without=(
+        "n",
+        "detokenize",
+        "kept_special_token_ids",
+        "logprobs",
+        "prompt_logprobs",
+        "structured_outputs",
+    ),
     defaults={"max_tokens": MAX_TOKENS},
 )
 def chat(

@@ -206,6 +206,9 @@ SURFACE = {
         "--ssl-keyfile",
         "--step-timeout",
         "--strict-fields/--no-strict-fields",
+        "--tool-parser --tool-call-parser",
+        "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
+        "--reasoning-parser",
         "--uds",
         "--usage-timings/--no-usage-timings",
     },
@@ -236,11 +239,13 @@ def test_commands_and_flags() -> None:
 
 
 def test_generate_has_every_option_of_a_request_and_the_engine() -> None:
-    """But for `detokenize`: without text there is nothing to show; and what has several parts."""
+    """But for `detokenize`: without text there is nothing to show; what has several parts; and
+    what the parsers of a server's answers want to see."""
     fields = dataclasses.fields(SamplingParams) + dataclasses.fields(EngineConfig)
     names = {"--" + field.name.replace("_", "-") for field in fields} - {
         "--detokenize",
         "--structured-outputs",
+        "--kept-special-token-ids",
     }
     flags = {flag.split("/")[0].split(" ")[0] for flag in SURFACE["generate"]}
     assert names <= flags
