@@ -69,6 +69,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     """A schema, a regular expression, choices or a grammar that the text must match."""
     skip_special_tokens: bool = True
+    kept_special_token_ids: Sequence[int] = ()
+    """Special tokens that stay in the text all the same, such as those that mark a call."""
     detokenize: bool = True
     """False: outputs carry token ids only, and `stop` strings are refused."""
 
@@ -76,7 +78,7 @@ class SamplingParams:
         set_ = object.__setattr__  # a frozen value normalises itself here and nowhere else
         if isinstance(self.stop, str):
             set_(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "bad_words"):
+        for name in ("stop", "stop_token_ids", "bad_words", "kept_special_token_ids"):
             value = getattr(self, name)
             set_(self, name, () if value is None else _sequence(name, value))
         if self.allowed_token_ids is not None:
@@ -153,8 +155,9 @@ class SamplingParams:
                     raise RequestError(
                         f"{name} takes strings of 1 to {MAX_STOP_LENGTH} characters", field=name
                     )
-        for token_id in self.stop_token_ids:
-            _integer("stop_token_ids", token_id, 0, 2**31 - 1)
+        for name in ("stop_token_ids", "kept_special_token_ids"):
+            for token_id in getattr(self, name):
+                _integer(name, token_id, 0, 2**31 - 1)
         for token_id in self.allowed_token_ids or ():
             _integer("allowed_token_ids", token_id, 0, 2**31 - 1)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

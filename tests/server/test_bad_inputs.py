@@ -414,19 +414,72 @@ def test_odd_messages_are_served(server: RunningServer, message: Any) -> None:
     assert send(server, CHAT, {"messages": [message, *MESSAGES]}).status == 200
 
 
-# -- rows 26 to 32, 35, 36, 38: what is not served ---------------------------------------------
+# -- rows 24 to 28: tools ------------------------------------------------------------------------
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
+def tool(**function: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", **function}}]
+
+
+BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": "x"}, "tools"),
+    ({"tools": ["x"]}, "tools[0]"),
+    ({"tools": [{}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+    ({"tools": [tool(name=f"f{index}")[0] for index in range(129)]}, "tools"),
+    ({"tools": tool(name="a b")}, "tools[0].function.name"),
+    ({"tools": tool(name="f\n")}, "tools[0].function.name"),
+    ({"tools": tool(name="f" * 300)}, "tools[0].function.name"),
+    ({"tools": tool(name="")}, "tools[0].function.name"),
+    ({"tools": tool(name=5)}, "tools[0].function.name"),
+    ({"tools": tool(strict="yes")}, "tools[0].function.strict"),
+    ({"tools": tool(description=5)}, "tools[0].function.description"),
+    ({"tools": tool(parameters="x")}, "tools[0].function.parameters"),
+    ({"tools": tool(parameters={"type": "something"})}, "tools[0].function.parameters"),
+    ({"tools": tool(parameters={"type": "((("})}, "tools[0].function.parameters"),
+    ({"tools": tool(parameters={"type": "string"})}, "tools[0].function.parameters"),
+    ({"tools": tool(parameters={"properties": 5})}, "tools[0].function.parameters"),
+    (
+        {"tools": tool(parameters={"properties": {"a": {"type": "string", "pattern": "((("}}})},
+        "tools[0].function.parameters",
+    ),
+    ({"tools": tool(parameters={"$ref": "x://y"})}, "tools[0].function.parameters"),
+    ({"tools": tool(parameters={"$ref": "#/$defs/none"})}, "tools[0].function.parameters"),
+    (
+        {"tools": tool(parameters={"enum": [str(index) for index in range(5000)]})},
+        "tools[0].function.parameters",
+    ),
+    ({"tools": [FUNCTION, FUNCTION]}, "tools[1].function.name"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "perhaps", "tools": [FUNCTION]}, "tool_choice"),
+    ({"tool_choice": 5, "tools": [FUNCTION]}, "tool_choice"),
+    ({"tool_choice": {"type": "function"}, "tools": [FUNCTION]}, "tool_choice"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [FUNCTION]},
+        "tool_choice",
+    ),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"parallel_tool_calls": "no", "tools": [FUNCTION]}, "parallel_tool_calls"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_TOOLS, ids=[str(f)[:48] for f, _ in BAD_TOOLS])
+def test_bad_tools(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    answer = send(server, CHAT, fields)
+    assert answer.status == 400 and answer.error["param"] == param, answer.body
+
+
+def test_a_tool_whose_name_is_no_text_at_all(server: RunningServer) -> None:
+    field = '[{"type": "function", "function": {"name": "\\ud800"}}]'
+    assert server.post(CHAT, with_field(CHAT, "tools", field)).status == 400
+
+
+# -- rows 29 to 32, 35, 36, 38: what is not served -----------------------------------------------
 REFUSED: list[dict[str, Any]] = [
-    {"tools": [FUNCTION]},
-    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "((("}}}]},
-    {"tools": "x"},
-    {"tool_choice": "required", "tools": []},
-    {"tool_choice": {"type": "function", "function": {"name": "g"}}},
-    {"tools": [FUNCTION, FUNCTION]},
-    {"tools": [{"type": "function", "function": {"name": "a b" * 100}}]},
-    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "x://y"}}}]},
     {"functions": [{"name": "f"}]},
     {"chat_template": "{{ ''.__class__ }}"},
     {"chat_template": "{% for i in range(1000) %}x{% endfor %}"},

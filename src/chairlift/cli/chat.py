@@ -27,6 +27,7 @@ HELP_LINE = "/reset starts over, /exit ends, Ctrl-C stops an answer."
     without=(
         "n",
         "detokenize",
+        "kept_special_token_ids",
         "logprobs",
         "prompt_logprobs",
         "structured_outputs",

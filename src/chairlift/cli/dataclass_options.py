@@ -21,6 +21,9 @@ from chairlift.errors import ConfigError
 
 Values = dict[str, Any]
 
+_MORE_FLAGS = {"model": ["-m"], "tool_parser": ["--tool-call-parser"]}
+"""Other spellings that people know."""
+
 
 def with_options(
     *kinds: type,
@@ -79,8 +82,7 @@ def _parameter(name: str, hint: Any, default: Any, help_text: str) -> inspect.Pa
     kind, metavar = _option_type(hint)
     flag = "--" + name.replace("_", "-")
     flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
-    if name == "model":
-        flags.append("-m")
+    flags += _MORE_FLAGS.get(name, ())
     if default is not None and default != () and "efault" not in help_text:
         shown = ("no", "yes")[default] if isinstance(default, bool) else default
         help_text = f"{help_text} Default: {shown}."

@@ -22,7 +22,7 @@ MAX_TOKENS = 128
 @with_options(
     SamplingParams,
     EngineConfig,
-    without=("detokenize", "structured_outputs", "pooling_type"),
+    without=("detokenize", "kept_special_token_ids", "structured_outputs", "pooling_type"),
     defaults={"max_tokens": MAX_TOKENS},
 )
 def generate(

@@ -197,6 +197,7 @@ class OutputProcessor:
             detokenizer = IncrementalDetokenizer(
                 self._tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
+                kept_special_token_ids=params.kept_special_token_ids,
                 prompt_token_ids=request.prompt_token_ids,
             )
         output = CompletionOutput(index=index)

@@ -48,6 +48,11 @@ AnswerPart = TextPart | ReasoningPart | CallPart | ArgumentsPart
 class PartReader(Protocol):
     """Reads one growing text of one answer.  Any way of cutting it gives the same parts joined."""
 
+    @property
+    def num_reasoning_chars(self) -> int:
+        """Characters of the text so far, from its beginning, that were thoughts or mark them."""
+        ...
+
     def read(self, text: str, *, is_finished: bool) -> list[AnswerPart]:
         """What is new, once `text` has been added; the rest as well if nothing more will come."""
         ...
@@ -59,6 +64,8 @@ ReaderFactory = Callable[[], PartReader]
 
 class PlainReader:
     """All of it is said."""
+
+    num_reasoning_chars = 0
 
     def read(self, text: str, *, is_finished: bool) -> list[AnswerPart]:
         return [TextPart(text)] if text else []

@@ -5,30 +5,45 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.server.answer_parts import (
+    AnswerPart,
+    ArgumentsPart,
+    CallPart,
+    PartReader,
+    ReasoningPart,
+    TextPart,
+    WholeAnswer,
+    read_whole,
+)
 from chairlift.server.chat_job import ChatWork
 from chairlift.server.logprobs import chat_logprobs
 from chairlift.server.protocol.chat import (
+    AnsweredCall,
+    AnsweredFunction,
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
     ChoiceLogprobs,
 )
 from chairlift.server.protocol.usage import Usage, usage_of
+from chairlift.server.reasoning_count import ReasoningCount
 from chairlift.server.served_model import ServedModel
 from chairlift.server.sse import json_string
 from chairlift.server.stream_frame import StreamFrame
 
 
 @dataclass(slots=True)
-class _Sent:
-    """How much of one choice the client has."""
+class _Choice:
+    """One choice, and how much of it the client has."""
 
+    reader: PartReader
+    thoughts: ReasoningCount
     num_chars: int = 0
     num_tokens: int = 0
     has_role: bool = False
+    has_calls: bool = False
     is_finished: bool = False
 
 
@@ -52,7 +67,11 @@ class ChatFormat:
         self._has_timings = has_timings
         self._has_usage = request.includes_usage
         self._has_running_usage = request.has_continuous_usage
-        self._sent = [_Sent() for _ in range(request.n)]
+        self._work = work
+        self._choices = [
+            _Choice(work.new_reader(), ReasoningCount(served.tokenizer, work.processed))
+            for _ in range(request.n)
+        ]
         self._frame = StreamFrame(
             id=id,
             object="chat.completion.chunk",
@@ -63,16 +82,17 @@ class ChatFormat:
         )
 
     def chunks(self, output: RequestOutput) -> bytes:
-        usage = self._usage([output]) if self._has_running_usage else None
         data = b""
-        for completion, sent in zip(output.outputs, self._sent, strict=True):
-            num_tokens = len(completion.token_ids)
-            if not sent.is_finished and num_tokens > sent.num_tokens:
-                data += self._delta(completion, sent, usage)
-                sent.num_tokens = num_tokens
-            if completion.finish_reason is not None and not sent.is_finished:
-                sent.is_finished = True
-                data += self._frame.chunk(_last_choice(completion), usage)
+        for completion, choice in zip(output.outputs, self._choices, strict=True):
+            if choice.is_finished:
+                continue
+            parts = self._new_parts(completion, choice)
+            usage = self._usage([output]) if self._has_running_usage else None
+            data += self._deltas(completion, choice, parts, usage)
+            if completion.finish_reason is not None:
+                choice.is_finished = True
+                reason = self._work.finish_reason(completion, has_calls=choice.has_calls)
+                data += self._frame.chunk(_last_choice(completion, reason), usage)
         return data
 
     def last_chunks(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -89,28 +109,46 @@ class ChatFormat:
             usage=self._usage(outputs),
         )
 
-    def _delta(self, completion: CompletionOutput, sent: _Sent, usage: Usage | None) -> bytes:
-        """The chunk with a choice's new text; nothing while all of it is held back."""
-        text = completion.text[sent.num_chars :]
-        if not text and sent.has_role and self._num_logprobs is None:
-            return b""
-        role = "" if sent.has_role else '"role":"assistant",'
-        sent.has_role = True
-        sent.num_chars += len(text)
-        logprobs = self._logprobs(completion, sent.num_tokens)
-        shown = "null" if logprobs is None else logprobs.model_dump_json()
-        choice = (
-            f'{{"index":{completion.index},"delta":{{{role}"content":{json_string(text)}}}'
-            f',"logprobs":{shown},"finish_reason":null}}'
-        )
-        return self._frame.chunk(choice.encode("utf-8"), usage)
+    def _new_parts(self, completion: CompletionOutput, choice: _Choice) -> list[AnswerPart]:
+        text = completion.text[choice.num_chars :]
+        choice.num_chars += len(text)
+        return choice.reader.read(text, is_finished=completion.finish_reason is not None)
+
+    def _deltas(
+        self,
+        completion: CompletionOutput,
+        choice: _Choice,
+        parts: list[AnswerPart],
+        usage: Usage | None,
+    ) -> bytes:
+        """Chunks with what is new of a choice; none while all of it is held back."""
+        logprobs = None
+        if len(completion.token_ids) > choice.num_tokens:
+            logprobs = self._logprobs(completion, choice.num_tokens)
+            choice.num_tokens = len(completion.token_ids)
+            if not parts and (logprobs is not None or not choice.has_role):
+                parts = [TextPart("")]
+        data = b""
+        for part in parts:
+            choice.has_calls = choice.has_calls or isinstance(part, CallPart)
+            role = "" if choice.has_role else '"role":"assistant",'
+            choice.has_role = True
+            shown = "null" if logprobs is None else logprobs.model_dump_json()
+            logprobs = None
+            delta = (
+                f'{{"index":{completion.index},"delta":{{{role}{_delta(part)}}}'
+                f',"logprobs":{shown},"finish_reason":null}}'
+            )
+            data += self._frame.chunk(delta.encode("utf-8"), usage)
+        return data
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
+        answer = read_whole(self._choices[completion.index].reader, completion.text)
         return ChatChoice(
             index=completion.index,
-            message=AnswerMessage(content=completion.text),
+            message=_message(answer),
             logprobs=self._logprobs(completion, 0),
-            finish_reason=cast("str", completion.finish_reason),  # type: ignore[arg-type]
+            finish_reason=self._work.finish_reason(completion, has_calls=bool(answer.calls)),
             stop_reason=completion.stop_reason,
         )
 
@@ -121,13 +159,52 @@ class ChatFormat:
         return chat_logprobs(self._served.tokenizer, positions, self._num_logprobs)
 
     def _usage(self, outputs: Sequence[RequestOutput]) -> Usage:
-        return usage_of(outputs, has_timings=self._has_timings)
+        """Of what has been read so far."""
+        (output,) = outputs
+        num_thoughts = sum(
+            choice.thoughts.count(completion.token_ids, choice.reader.num_reasoning_chars)
+            for completion, choice in zip(output.outputs, self._choices, strict=True)
+        )
+        return usage_of(outputs, has_timings=self._has_timings, num_reasoning_tokens=num_thoughts)
 
 
-def _last_choice(completion: CompletionOutput) -> bytes:
+def _message(answer: WholeAnswer) -> AnswerMessage:
+    thought = answer.reasoning or None
+    calls = [
+        AnsweredCall(
+            id=call.id, function=AnsweredFunction(name=call.name, arguments=call.arguments)
+        )
+        for call in answer.calls
+    ]
+    return AnswerMessage(
+        content=answer.text if answer.text or not calls else None,
+        reasoning=thought,
+        reasoning_content=thought,
+        tool_calls=calls or None,
+    )
+
+
+def _delta(part: AnswerPart) -> str:
+    """The members of a delta that carry one part."""
+    match part:
+        case TextPart():
+            return f'"content":{json_string(part.text)}'
+        case ReasoningPart():
+            text = json_string(part.text)
+            return f'"reasoning":{text},"reasoning_content":{text}'
+        case CallPart():
+            function = f'{{"name":{json_string(part.name)},"arguments":""}}'
+            head = f'"id":{json_string(part.id)},"type":"function"'
+            return f'"tool_calls":[{{"index":{part.index},{head},"function":{function}}}]'
+        case ArgumentsPart():
+            function = f'{{"arguments":{json_string(part.text)}}}'
+            return f'"tool_calls":[{{"index":{part.index},"function":{function}}}]'
+
+
+def _last_choice(completion: CompletionOutput, reason: str) -> bytes:
     """How the choice ended, in a chunk of its own."""
     text = (
         f'{{"index":{completion.index},"delta":{{}},"logprobs":null,"finish_reason":'
-        f'"{completion.finish_reason}","stop_reason":{json.dumps(completion.stop_reason)}}}'
+        f'"{reason}","stop_reason":{json.dumps(completion.stop_reason)}}}'
     )
     return text.encode("utf-8")

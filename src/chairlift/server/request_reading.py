@@ -22,6 +22,7 @@ from chairlift.server.protocol.sampling_fields import SamplingFields
 from chairlift.server.protocol.strict_model import StrictModel
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
+from chairlift.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger("chairlift")
 
@@ -122,13 +123,21 @@ def process(
 async def compile_grammar(serving: Serving, engine: AsyncEngine, request: SamplingFields) -> None:
     """Have the request's grammar at hand, where no text waits for it.  Raises `ApiError`."""
     asked = request.structured()
-    if asked is None or engine.engine.input_processor.has_compiled(asked):
+    if asked is None:
         return
-    compile = engine.engine.input_processor.compile_grammar
     try:
-        await serving.in_grammar_thread(compile, asked)
+        await compile_constraint(serving, engine, asked)
     except RequestError as error:
         raise of_request_error(request.as_sent(error)) from None
+
+
+async def compile_constraint(
+    serving: Serving, engine: AsyncEngine, asked: StructuredOutputsParams
+) -> None:
+    """The same for a grammar at large.  Raises `RequestError`."""
+    inputs = engine.engine.input_processor
+    if not inputs.has_compiled(asked):
+        await serving.in_grammar_thread(inputs.compile_grammar, asked)
 
 
 def log_prompts(serving: Serving, exchange: Exchange, processed: Sequence[ProcessedInput]) -> None:

@@ -96,6 +96,7 @@ async def response_work(
         num_logprobs=work.request.num_logprobs,
         has_summary=request.summary is not None,
         has_timings=serving.config.usage_timings,
+        num_reasoning_tokens=lambda output: work.num_reasoning_tokens(served, [output]),
     )
     keeper = ResponseKeeper(
         serving.store if response.store else None,

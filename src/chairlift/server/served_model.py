@@ -13,9 +13,12 @@ from chairlift._version import __version__
 from chairlift.engine.engine import Engine
 from chairlift.errors import ConfigError, RequestError
 from chairlift.sampling_params import SamplingParams
+from chairlift.server.answer_reading import AnswerReading
 from chairlift.server.errors import ApiError, not_found
 from chairlift.server.protocol.chat import ChatMessage, template_messages
+from chairlift.server.protocol.tools import ToolUse
 from chairlift.server.server_config import ServerConfig
+from chairlift.server.tool_prompt import with_tools_as_text
 from chairlift.tokenizer.chat_prompt import encode_chat
 from chairlift.tokenizer.chat_template import ChatTemplate
 from chairlift.tokenizer.tokenizer import Tokenizer
@@ -45,6 +48,8 @@ class ServedModel:
     """No text that fits the context is longer."""
     has_priorities: bool
     """Whether a request's priority changes anything."""
+    reading: AnswerReading
+    """How answers in chats are read."""
 
     @classmethod
     def from_engine(
@@ -52,13 +57,14 @@ class ServedModel:
     ) -> ServedModel:
         """`template_source` replaces the model's own chat template."""
         model = engine.model
+        template = _chat_template(template_source, model.tokenizer) or model.chat_template
         return cls(
             names=tuple(config.served_model_name) or (model.name,),
             root=model.name,
             created=int(time.time()),
             fingerprint=_fingerprint(engine),
             tokenizer=model.tokenizer,
-            chat_template=_chat_template(template_source, model.tokenizer) or model.chat_template,
+            chat_template=template,
             defaults=model.defaults.sampling_params(),
             max_model_len=model.resolved.memory.max_model_len,
             vocab_size=model.config.vocab_size,
@@ -66,6 +72,11 @@ class ServedModel:
             check_length=engine.input_processor.check_length,
             max_prompt_chars=engine.input_processor.max_prompt_chars,
             has_priorities=model.resolved.scheduler.scheduling_policy == "priority",
+            reading=AnswerReading.of_template(
+                template,
+                tool_parser=config.tool_parser,
+                reasoning_parser=config.reasoning_parser,
+            ),
         )
 
     def check_name(self, name: str) -> None:
@@ -94,10 +105,23 @@ class ServedModel:
         """Whether the chat template knows a variable or a role."""
         return self.chat_template is not None and word in (self.chat_template.source or "")
 
+    def special_ids_of(self, texts: Sequence[str]) -> list[int]:
+        """Ids of those that are control tokens of this model."""
+        ids = {self.tokenizer.special_id(text) for text in texts}
+        return sorted(id for id in ids if id is not None)
+
     def encode_messages(
-        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool, **variables: Any
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        use: ToolUse | None = None,
+        add_generation_prompt: bool,
+        **variables: Any,
     ) -> tuple[str, list[int]]:
-        """The prompt for a conversation, as text and tokens.  Raises `RequestError`."""
+        """The prompt for a conversation, as text and tokens.  Raises `RequestError`.
+
+        `use`: the tools that the model is told of.
+        """
         if self.chat_template is None:
             raise RequestError(
                 "this model has no chat template: use /v1/completions, or start the server with"
@@ -109,11 +133,17 @@ class ServedModel:
             for turn in turns:
                 if turn["role"] == "developer":
                     turn["role"] = "system"
+        tools = None
+        if not self.reading.takes_tools:
+            turns = with_tools_as_text(turns, use)
+        elif use is not None:
+            tools = [tool.for_template() for tool in use.callable_tools]
         return encode_chat(
             self.tokenizer,
             self.chat_template,
             turns,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
             check_text=self.check_length,
             **variables,
         )

@@ -15,6 +15,25 @@ from chairlift.errors import ConfigError
 
 LogFormatName = Literal["text", "json"]
 MetricsCompat = Literal["vllm", "none"]
+ToolParserName = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "llama3_json",
+    "llama4_json",
+    "llama4_pythonic",
+    "pythonic",
+    "olmo3",
+    "lfm2",
+    "mistral",
+    "qwen3_coder",
+    "qwen3_xml",
+    "glm45",
+    "openai",
+]
+ReasoningParserName = Literal[
+    "auto", "none", "deepseek_r1", "qwen3", "glm45", "mistral", "seed_oss", "openai_gptoss"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +51,14 @@ class ServerConfig:
     Default: the model as it was asked for."""
     chat_template: str | None = None
     """File with a chat template, or the template itself on one line.  Default: the model's own."""
+    tool_parser: ToolParserName = "auto"
+    """How the model writes calls of tools; --tool-call-parser is the same.  auto goes by the chat
+    template; with none the model calls a tool only where a request requires it."""
+    enable_auto_tool_choice: bool = True
+    """Let the model decide whether it calls a tool; otherwise a request must require a call."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """How the model marks what it thinks before it speaks.  auto goes by the chat template; none
+    leaves thoughts in the text."""
     api_key: Sequence[str] = ()
     """A key that clients must send; may be given more than once."""
     api_key_file: str | None = None
@@ -125,6 +152,8 @@ class ServerConfig:
             raise ConfigError("store must be a file, memory or none", field="store")
         _choice("log_format", self.log_format, get_args(LogFormatName))
         _choice("metrics_compat", self.metrics_compat, get_args(MetricsCompat))
+        _choice("tool_parser", self.tool_parser, get_args(ToolParserName))
+        _choice("reasoning_parser", self.reasoning_parser, get_args(ReasoningParserName))
         if self.otlp_traces_endpoint is not None:
             _http_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
         for name in ("served_model_name", "allowed_host", "cors_origin", "api_key", "key_weight"):

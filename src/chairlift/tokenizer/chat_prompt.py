@@ -24,18 +24,24 @@ def encode_chat(
     /,
     *,
     add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     check_text: Callable[[str], None] = lambda text: None,
     **variables: Any,
 ) -> tuple[str, list[int]]:
     """The prompt's text and tokens.  Raises RequestError as `ChatTemplate.render` does.
 
-    `check_text` sees the text before it is tokenized, and may raise.
+    `tools` are somebody's words as messages are.  `check_text` sees the text before it is
+    tokenized, and may raise.
     """
     control = tokenizer.special_texts_pattern()
-    mark = _mark_for(messages) if _holds(messages, control) else None
-    if mark is not None:
-        messages = [_marked(message, control, mark) for message in messages]
-    text = template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+    mark = None
+    if _holds(messages, control) or _holds(tools, control):
+        mark = _mark_for([*messages, *(tools or ())])
+        messages = [_marked_message(message, control, mark) for message in messages]
+        tools = _marked(tools, control, mark)
+    text = template.render(
+        messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+    )
     check_text(text)
     if mark is None:
         return text, tokenizer.encode(text)
@@ -47,7 +53,7 @@ def _holds(value: object, control: re.Pattern[str]) -> bool:
     if isinstance(value, str):
         return control.search(value) is not None
     if isinstance(value, Mapping):
-        return any(_holds(item, control) for item in value.values())
+        return any(_holds(item, control) for pair in value.items() for item in pair)
     return isinstance(value, list | tuple) and any(_holds(item, control) for item in value)
 
 
@@ -59,13 +65,23 @@ def _mark_for(messages: Sequence[Mapping[str, Any]]) -> str:
     raise RequestError("messages use all of Unicode's noncharacters", field="messages")
 
 
+def _marked_message(
+    message: Mapping[str, Any], control: re.Pattern[str], mark: str
+) -> dict[str, Any]:
+    """Its role stays as it is."""
+    return {
+        name: item if name == "role" else _marked(item, control, mark)
+        for name, item in message.items()
+    }
+
+
 def _marked(value: Any, control: re.Pattern[str], mark: str) -> Any:
-    """Breaks up what spells a control token, in every text but the role."""
+    """Breaks up what spells a control token, in every text and name."""
     if isinstance(value, str):
         return control.sub(lambda found: found[0][0] + mark + found[0][1:], value)
     if isinstance(value, Mapping):
         return {
-            name: item if name == "role" else _marked(item, control, mark)
+            _marked(name, control, mark): _marked(item, control, mark)
             for name, item in value.items()
         }
     if isinstance(value, list):

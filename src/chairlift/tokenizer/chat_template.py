@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -99,6 +100,13 @@ class ChatTemplate:
     def compile(self) -> None:
         """Raises RequestError now, rather than at the first use, for a template that is broken."""
         self._compiled()
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template looks at a variable that it does not set itself."""
+        if self.source is None:
+            return False
+        _, environment = self._compiled()
+        return variable in find_undeclared_variables(environment.parse(self.source))
 
     def _join(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         chunks: list[str] = []

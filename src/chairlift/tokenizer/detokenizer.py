@@ -8,7 +8,7 @@ whole answers both go through this class, so that they cannot differ.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 
@@ -36,18 +36,23 @@ class IncrementalDetokenizer:
     begins inside a character begins with U+FFFD.
     """
 
-    __slots__ = ("_decoder", "_skip_special_tokens", "_strip_space", "_tokenizer")
+    __slots__ = ("_decoder", "_kept", "_skip_special_tokens", "_strip_space", "_tokenizer")
 
     def __init__(
         self,
         tokenizer: TokenSource,
         *,
         skip_special_tokens: bool = True,
+        kept_special_token_ids: Collection[int] = (),
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
-        """`prompt_token_ids`: the tokens before the completion; they give no text themselves."""
+        """`kept_special_token_ids` are text all the same, though others are skipped.
+
+        `prompt_token_ids`: the tokens before the completion; they give no text themselves.
+        """
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._kept = frozenset(kept_special_token_ids)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_space = tokenizer.strips_leading_space and not any(
             map(self._visible_bytes, prompt_token_ids)
@@ -66,6 +71,7 @@ class IncrementalDetokenizer:
         return self._decoder.decode(b"", final=True)
 
     def _visible_bytes(self, token_id: int) -> bytes:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        is_skipped = self._skip_special_tokens and self._tokenizer.is_special(token_id)
+        if is_skipped and token_id not in self._kept:
             return b""
         return self._tokenizer.token_bytes(token_id)

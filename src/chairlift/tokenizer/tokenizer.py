@@ -32,6 +32,7 @@ class Tokenizer:
         self._literal_lock = threading.Lock()
         self._vocabulary = spec.vocabulary
         self._special_texts: re.Pattern[str] | None = None
+        self._ids_of_special_texts: dict[str, int] | None = None
         self.bos_id = spec.bos_id
         self.eos_id = spec.eos_id
         self.eos_ids = spec.eos_ids
@@ -147,6 +148,13 @@ class Tokenizer:
             longest_first = sorted(texts, key=lambda text: (-len(text), text))
             self._special_texts = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         return self._special_texts
+
+    def special_id(self, text: str) -> int | None:
+        """The control token that is spelled so; None if there is none."""
+        if self._ids_of_special_texts is None:
+            ids = sorted(self._vocabulary.special_ids, reverse=True)
+            self._ids_of_special_texts = {self._vocabulary.piece(id): id for id in ids}
+        return self._ids_of_special_texts.get(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`.  Bytes that are no UTF-8 become U+FFFD."""

@@ -1,4 +1,4 @@
-// The AI SDK with @ai-sdk/openai-compatible: generateText, streamText, errors, abort.
+// The AI SDK with @ai-sdk/openai-compatible: generateText, streamText, tools, objects, errors, abort.
 
 // /// script
 // dependencies = ["@ai-sdk/openai-compatible@3.0.92", "ai@7.0.173"]
@@ -6,7 +6,18 @@
 
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, embed, embedMany, generateText, streamText } from "ai";
+import {
+  APICallError,
+  embed,
+  embedMany,
+  generateObject,
+  generateText,
+  jsonSchema,
+  stepCountIs,
+  streamObject,
+  streamText,
+  tool,
+} from "ai";
 import { apiKey, keepPromises, metric, modelName, promise, until, url } from "./checklist.mjs";
 
 const provider = createOpenAICompatible({
@@ -14,6 +25,7 @@ const provider = createOpenAICompatible({
   baseURL: `${url}/v1`,
   apiKey,
   includeUsage: true,
+  supportsStructuredOutputs: true,
 });
 const name = await modelName();
 const chat = provider(name);
@@ -145,6 +157,77 @@ promise("aborting generateText ends the request in the server", async () => {
   controller.abort();
   await assert.rejects(answer, { name: "AbortError" });
   await until(async () => (await numAborted()) > before);
+});
+
+const place = {
+  type: "object",
+  properties: {
+    city: { enum: ["Paris", "Rome"] },
+    days: { type: "integer", minimum: 1, maximum: 9 },
+  },
+  required: ["city", "days"],
+  additionalProperties: false,
+};
+const isPlace = ({ city, days }) => ["Paris", "Rome"].includes(city) && days >= 1 && days <= 9;
+const weather = { ...short, prompt: "How is the weather in Paris for 3 days?", maxOutputTokens: 400 };
+
+function withTools(executed) {
+  const lookUp = tool({
+    description: "Looks the weather up",
+    inputSchema: jsonSchema(place),
+    execute: async (input) => {
+      executed.push(input);
+      return { weather: "sunny" };
+    },
+  });
+  const providerOptions = { chairlift: { parallel_tool_calls: false } };
+  return { ...weather, tools: { lookUp }, toolChoice: "required", providerOptions };
+}
+
+promise("a required tool is called, run and answered", async () => {
+  const executed = [];
+  const result = await generateText({
+    ...withTools(executed),
+    stopWhen: stepCountIs(2),
+    prepareStep: ({ stepNumber }) => (stepNumber ? { toolChoice: "none" } : {}),
+  });
+  assert.equal(executed.length, 1);
+  assert.ok(isPlace(executed[0]));
+  assert.equal(result.steps.length, 2);
+  assert.equal(result.steps[0].finishReason, "tool-calls");
+  assert.ok(result.text);
+});
+
+promise("a streamed call is that of generateText", async () => {
+  const executed = [];
+  const whole = await generateText(withTools(executed));
+  const result = streamText({ ...withTools(executed), onError: () => undefined });
+  const parts = [];
+  for await (const part of result.fullStream) parts.push(part);
+  const types = parts.map((part) => part.type);
+  assert.deepEqual(parts.filter((part) => part.type === "error"), []);
+  for (const type of ["tool-input-start", "tool-input-delta", "tool-input-end", "tool-call"]) {
+    assert.ok(types.includes(type), `${type} is not in ${types}`);
+  }
+  assert.deepEqual((await result.toolCalls)[0].input, whole.toolCalls[0].input);
+  assert.equal(await result.finishReason, "tool-calls");
+  assert.deepEqual(executed[1], executed[0]);
+});
+
+promise("a tool can be named", async () => {
+  const options = { ...withTools([]), toolChoice: { type: "tool", toolName: "lookUp" } };
+  const result = await generateText(options);
+  assert.equal(result.toolCalls.length, 1);
+  assert.ok(isPlace(result.toolCalls[0].input));
+});
+
+promise("objects fit their schema, whole and streamed", async () => {
+  const options = { ...weather, schema: jsonSchema(place) };
+  const { object } = await generateObject(options);
+  assert.ok(isPlace(object));
+  const result = streamObject({ ...options, onError: () => undefined });
+  for await (const part of result.partialObjectStream) assert.ok(part);
+  assert.deepEqual(await result.object, object);
 });
 
 await keepPromises();

@@ -1,4 +1,4 @@
-"""openai-python: sync and async, streams, stream helpers, raw answers, errors, retries."""
+"""openai-python: sync and async, streams, helpers, tools, parse, raw answers, errors, retries."""
 
 # /// script
 # dependencies = ["openai==3.57.0"]
@@ -12,11 +12,12 @@ import asyncio
 import threading
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from checklist import API_KEY, URL, keep_promises, metric, promise, until
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 SEATS = 4
 """So many run, and so many wait: the next one is told to come back."""
@@ -438,6 +439,106 @@ def a_connection_is_kept_and_reused() -> None:
         places.add(network.get_extra_info("client_addr"))
         time.sleep(0.01)
     assert len(places) == 1
+
+
+class LookUp(BaseModel):
+    """Looks the weather up."""
+
+    city: Literal["Paris", "Rome"]
+    days: int = Field(ge=1, le=9)
+
+
+WEATHER: list[Any] = [{"role": "user", "content": "How is the weather in Paris for 3 days?"}]
+TOOL = openai.pydantic_function_tool(LookUp, name="look_up")
+PLAIN_TOOL: Any = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": TOOL["function"]["parameters"]},
+}
+NAMED: Any = {"type": "function", "function": {"name": "look_up"}}
+
+
+def ask(**options: Any) -> Any:
+    given = {"messages": WEATHER, "tools": [PLAIN_TOOL], "max_tokens": 400, **options}
+    return chat(**given)
+
+
+@promise
+def a_required_tool_is_called_with_arguments_that_fit() -> None:
+    (choice,) = ask(tool_choice="required").choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert choice.message.tool_calls and len({c.id for c in choice.message.tool_calls}) >= 1
+    for call in choice.message.tool_calls:
+        assert call.type == "function" and call.function.name == "look_up"
+        LookUp.model_validate_json(call.function.arguments)
+
+
+@promise
+def a_named_tool_is_called_once() -> None:
+    (choice,) = ask(tool_choice=NAMED).choices
+    assert choice.finish_reason == "stop" and len(choice.message.tool_calls) == 1
+
+
+@promise
+def a_tools_result_is_answered() -> None:
+    message = ask(tool_choice=NAMED).choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny"}
+    answer = ask(messages=[*WEATHER, message, result], max_tokens=24)
+    assert answer.choices[0].message.content
+    refused = ask(tool_choice="none", max_tokens=8).choices[0].message
+    assert refused.content and refused.tool_calls is None
+
+
+@promise
+def streamed_calls_are_those_of_a_plain_answer() -> None:
+    options: Any = {
+        "model": MODEL, "messages": WEATHER, "tools": [PLAIN_TOOL], "temperature": 0,
+        "max_tokens": 400, "tool_choice": "required",
+    }  # fmt: skip
+    whole = client.chat.completions.create(**options).choices[0].message.tool_calls
+    with client.chat.completions.stream(**options) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls"
+    assert [c.function.arguments for c in final.message.tool_calls or ()] == [
+        c.function.arguments for c in whole or ()
+    ]
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert kinds.count("tool_calls.function.arguments.done") == len(whole or ())
+
+
+@promise
+def parse_gives_strict_calls_as_objects() -> None:
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=WEATHER, tools=[TOOL], tool_choice="required", temperature=0,
+        max_tokens=400, parallel_tool_calls=False,
+    )  # fmt: skip
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, LookUp)
+
+
+@promise
+def parse_gives_an_answer_as_an_object() -> None:
+    options: Any = {"model": MODEL, "messages": WEATHER, "temperature": 0, "max_tokens": 400}
+    answer = client.chat.completions.parse(response_format=LookUp, **options)
+    assert isinstance(answer.choices[0].message.parsed, LookUp)
+    with client.chat.completions.stream(response_format=LookUp, **options) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion().choices[0].message
+    assert final.parsed == answer.choices[0].message.parsed
+
+
+@promise
+def bad_tools_are_refused() -> None:
+    wrong: Any = {"type": "function", "function": {"name": "not a name"}}
+    expect(
+        openai.BadRequestError, 400, param="tools[0].function.name",
+        call=lambda: ask(tools=[wrong]),
+    )  # fmt: skip
+    expect(
+        openai.BadRequestError, 400, param="tool_choice",
+        call=lambda: ask(tool_choice={"type": "function", "function": {"name": "other"}}),
+    )  # fmt: skip
 
 
 keep_promises()

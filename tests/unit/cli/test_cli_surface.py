@@ -221,6 +221,9 @@ SURFACE = {
         "--store-days",
         "--store-size",
         "--strict-fields/--no-strict-fields",
+        "--tool-parser --tool-call-parser",
+        "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
+        "--reasoning-parser",
         "--uds",
         "--usage-timings/--no-usage-timings",
     },
@@ -251,12 +254,14 @@ def test_commands_and_flags() -> None:
 
 
 def test_generate_has_every_option_of_a_request_and_the_engine() -> None:
-    """But for `detokenize`, what has several parts, and what embeddings need."""
+    """But for `detokenize`: without text there is nothing to show; what has several parts; and
+    what the parsers of a server's answers want to see, or embeddings need."""
     fields = dataclasses.fields(SamplingParams) + dataclasses.fields(EngineConfig)
     names = {"--" + field.name.replace("_", "-") for field in fields} - {
         "--detokenize",
         "--structured-outputs",
         "--pooling-type",
+        "--kept-special-token-ids",
     }
     flags = {flag.split("/")[0].split(" ")[0] for flag in SURFACE["generate"]}
     assert names <= flags

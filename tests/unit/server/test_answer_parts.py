@@ -18,6 +18,8 @@ from chairlift.server.answer_parts import (
 
 
 class _Scripted:
+    num_reasoning_chars = 0
+
     def __init__(self, parts: Sequence[AnswerPart]) -> None:
         self._parts = list(parts)
 

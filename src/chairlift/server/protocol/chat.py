@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from chairlift.server.errors import bad_request
 from chairlift.server.protocol.sampling_fields import Count, LogprobCount, SamplingFields
 from chairlift.server.protocol.strict_model import StrictModel
+from chairlift.server.protocol.tools import ToolChoiceField, Tools, ToolUse, tool_use_of
 from chairlift.server.protocol.usage import Usage
 
 MAX_MESSAGES = 4096
@@ -90,6 +91,8 @@ class ChatMessage(StrictModel):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same."""
 
 
 def _template_variables(value: Any) -> dict[str, Any]:
@@ -126,6 +129,10 @@ class ChatRequest(SamplingFields):
     ] = {}
     reasoning_effort: ReasoningEffort | None = None
     """Reaches the chat template, where it knows such a thing."""
+    tools: Tools | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    """False: at most one call in an answer."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """Without effect."""
 
@@ -135,6 +142,14 @@ class ChatRequest(SamplingFields):
             raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options needs stream: true", param="stream_options")
+        _ = self.tool_use
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """None: no tool may be called.  Raises `ApiError` if the fields contradict each other."""
+        return tool_use_of(
+            self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False
+        )
 
     @property
     def asked_tokens(self) -> int | None:
@@ -155,9 +170,12 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
     values: dict[str, Any] = {"role": message.role, "content": message.content}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             values[name] = value
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning is not None:
+        values["reasoning_content"] = reasoning
     if message.tool_calls:
         values["tool_calls"] = [
             {
@@ -205,12 +223,40 @@ class ChoiceLogprobs(BaseModel):
     refusal: None = None
 
 
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class AnsweredFunction(BaseModel):
+    """Which function is to be called, and how."""
+
+    name: str
+    arguments: str
+    """JSON, or what the model wrote instead."""
+
+
+class AnsweredCall(BaseModel):
+    """One call that the assistant wants."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: AnsweredFunction
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class AnswerMessage(BaseModel):
     """What the assistant says."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """null if there are calls only."""
     refusal: None = None
+    reasoning: str | None = Field(default=None, exclude_if=_is_none)
+    reasoning_content: str | None = Field(default=None, exclude_if=_is_none)
+    """The same: some clients read this one."""
+    tool_calls: list[AnsweredCall] | None = Field(default=None, exclude_if=_is_none)
 
 
 class ChatChoice(BaseModel):
@@ -219,7 +265,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     stop_reason: int | str | None = None
 
 
@@ -235,11 +281,30 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
+class FunctionDelta(BaseModel):
+    """The name comes once and whole, the arguments in pieces."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(BaseModel):
+    """What a chunk adds to a call."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """What a chunk adds to an answer."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -248,7 +313,7 @@ class ChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
     stop_reason: int | str | None = None
 
 

@@ -38,8 +38,6 @@ REFUSED_EVERYWHERE: dict[str, IsNeutral] = {
     "mm_processor_kwargs": is_one_of({}),
 }
 REFUSED_IN_CHAT: dict[str, IsNeutral] = REFUSED_EVERYWHERE | {
-    "tools": is_one_of([]),
-    "tool_choice": is_one_of("none", "auto"),
     "functions": is_one_of([]),
     "function_call": is_one_of("none", "auto"),
     "audio": _NOTHING,
@@ -75,7 +73,6 @@ WITHOUT_EFFECT = (
     "prompt_cache_options",
     "prompt_cache_retention",
     "verbosity",
-    "parallel_tool_calls",
 )
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from chairlift.server.protocol.chat import MAX_MESSAGES, ChatMessage
 from chairlift.server.protocol.sampling_fields import INT32_MAX, TokenId
 from chairlift.server.protocol.strict_model import StrictModel
+from chairlift.server.protocol.tools import Tools
 
 
 class TokenizeRequest(StrictModel):
@@ -19,6 +20,8 @@ class TokenizeRequest(StrictModel):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
         None
     )
+    tools: Tools | None = None
+    """Of which the messages' model is told."""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False

@@ -43,7 +43,11 @@ class Usage(BaseModel):
 
 
 def usage_of(
-    outputs: Sequence[RequestOutput], *, has_timings: bool, num_hidden_tokens: int = 0
+    outputs: Sequence[RequestOutput],
+    *,
+    has_timings: bool,
+    num_hidden_tokens: int = 0,
+    num_reasoning_tokens: int = 0,
 ) -> Usage:
     """With several choices the prompt counts once.  `num_hidden_tokens` were not asked for."""
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -56,6 +60,7 @@ def usage_of(
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=sum(output.num_cached_tokens for output in outputs)
         ),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens),
         timings=timings_of(outputs) if has_timings else None,
     )
 

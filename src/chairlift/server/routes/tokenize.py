@@ -18,6 +18,7 @@ from chairlift.server.protocol.tokenize import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from chairlift.server.protocol.tools import tool_use_of
 from chairlift.server.request_reading import book_unknown, read_body
 from chairlift.server.responses import send_bytes, send_model
 from chairlift.server.served_model import ServedModel
@@ -93,7 +94,9 @@ def _tokenize(request: TokenizeRequest, served: ServedModel) -> bytes:
     """The answer as JSON: it may hold as many small objects as the prompt has tokens."""
     if request.messages is not None:
         _, ids = served.encode_messages(
-            request.messages, add_generation_prompt=request.add_generation_prompt
+            request.messages,
+            use=tool_use_of(request.tools, None, is_parallel=True),
+            add_generation_prompt=request.add_generation_prompt,
         )
     else:
         text = request.prompt or ""

@@ -1,0 +1,1 @@
+"""How models of different families write calls of tools, one file each."""
