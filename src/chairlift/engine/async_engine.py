@@ -114,10 +114,12 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> AsyncIterator[RequestOutput]:
         """Cumulative outputs until the request has finished.  Raises `RequestError`.
 
-        Leaving the iteration early (break, cancellation) aborts the request.
+        `tenant`: whose request it is, which matters after `Engine.share_fairly`.  Leaving the
+        iteration early (break, cancellation) aborts the request.
         """
         request = await asyncio.to_thread(
             self.engine.process_input,
@@ -126,6 +128,7 @@ class AsyncEngine:
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
         )
         with self.submit([request]) as reader:
             while not reader.is_finished:
@@ -140,6 +143,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> EmbeddingRequestOutput:
         """The vector of a prompt.  Raises `RequestError`.  Cancellation aborts the request."""
         request = await asyncio.to_thread(
@@ -149,6 +153,7 @@ class AsyncEngine:
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
         )
         with self.submit([request], is_streaming=False) as reader:
             outputs: list[RequestOutput] = []

@@ -355,3 +355,25 @@ async def test_failing_from_outside_while_a_step_hangs(start: Callable[..., Asyn
     assert not engine.is_alive and not engine.join(0.01)
     gate.let(1)
     assert await asyncio.to_thread(engine.join, 10)
+
+
+async def test_tenants_share_the_engine(start: Callable[..., AsyncEngine]) -> None:
+    engine = start(max_num_seqs=1)
+    engine.engine.share_fairly({})
+    gate = Gate(engine.engine)
+    finished: list[str] = []
+
+    async def ask(name: str) -> None:
+        async for _ in engine.generate([5, 6, 7], SHORT, request_id=name, tenant=name[0]):
+            pass
+        finished.append(name)
+
+    tasks = [asyncio.create_task(ask("a0"))]
+    await asyncio.to_thread(gate.is_waiting.wait, 10)
+    for name in ("a1", "a2", "b0"):
+        tasks.append(asyncio.create_task(ask(name)))
+        while len(engine._commands) < len(tasks) - 1:
+            await asyncio.sleep(0.001)
+    gate.let(100)
+    await asyncio.gather(*tasks)
+    assert finished[:2] == ["a0", "b0"]
