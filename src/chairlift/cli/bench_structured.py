@@ -12,7 +12,9 @@ from chairlift.config import EngineConfig
 
 
 @with_options(
-    EngineConfig, without=("trace",), defaults={"enable_prefix_caching": False, "seed": 0}
+    EngineConfig,
+    without=("trace", "pooling_type"),
+    defaults={"enable_prefix_caching": False, "seed": 0},
 )
 def structured(
     num_prompts: Annotated[int, typer.Option(min=2, help="Requests at once.")] = 64,
