@@ -23,10 +23,12 @@ from chairlift.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-MAX_CACHE_BYTES: Final = 64 * 1024 * 1024
-_BASE_BYTES: Final = 64 * 1024
+MAX_CACHE_BYTES: Final = 256 * 1024 * 1024
+_BASE_BYTES: Final = 256 * 1024
 _BYTES_PER_CHARACTER: Final = 512
-"""Rough upper bounds on what llguidance keeps of a grammar."""
+_BYTES_PER_TOKEN: Final = 9 * 1024
+"""Upper bounds on what llguidance keeps of a grammar, and of what was written by it: a bounded
+string takes four states of 0.5 kB a character."""
 
 
 class GrammarCompiler:
@@ -45,7 +47,6 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._kept: OrderedDict[StructuredOutputsParams, _Kept] = OrderedDict()
         """The one that was used last at the end."""
-        self._kept_bytes = 0
 
     def has(self, params: StructuredOutputsParams) -> bool:
         """Whether `compile` would return or raise at once."""
@@ -57,6 +58,9 @@ class GrammarCompiler:
         kept = self._find(params)
         if kept is None:
             kept = self._compile(params, self._open_trie())
+            self._keep(params, kept)
+        elif isinstance(kept.found, CompiledGrammar) and kept.found.is_worn:
+            kept = _Kept(kept.found.renewed(), kept.base_bytes)
             self._keep(params, kept)
         if isinstance(kept.found, str):
             field = f"structured_outputs.{params.kind}"
@@ -76,7 +80,7 @@ class GrammarCompiler:
             num_bytes += _BYTES_PER_CHARACTER * len(text)
             self._trial.check(text)
             start = check_grammar(text, trie)
-            return _Kept(CompiledGrammar(start=start, vocab_size=self._vocab_size), num_bytes)
+            return _Kept(CompiledGrammar(text, trie, start, self._vocab_size), num_bytes)
         except GrammarError as error:
             return _Kept(str(error), num_bytes)
 
@@ -88,17 +92,22 @@ class GrammarCompiler:
 
     def _keep(self, params: StructuredOutputsParams, kept: _Kept) -> None:
         with self._lock:
-            if params in self._kept:
-                return
             self._kept[params] = kept
-            self._kept_bytes += kept.num_bytes
-            while self._kept_bytes > self._max_cache_bytes:
+            self._kept.move_to_end(params)
+            num_bytes = sum(one.num_bytes for one in self._kept.values())
+            while num_bytes > self._max_cache_bytes:
                 _, oldest = self._kept.popitem(last=False)
-                self._kept_bytes -= oldest.num_bytes
+                num_bytes -= oldest.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     found: CompiledGrammar | str
     """Of a grammar that is wrong, why."""
-    num_bytes: int
+    base_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        if isinstance(self.found, str):
+            return self.base_bytes
+        return self.base_bytes + _BYTES_PER_TOKEN * self.found.num_accepted_tokens

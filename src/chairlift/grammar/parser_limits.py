@@ -23,7 +23,7 @@ def parser_limits() -> LLParserLimits:
         initial_lexer_fuel=400_000,
         step_lexer_fuel=200_000,
         step_max_items=200_000,
-        max_lexer_states=20_000,
+        max_lexer_states=100_000,
         max_grammar_size=100_000,
         verbose_errors=False,
     )

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
+import chairlift.grammar.parser_limits as parser_limits_module
 from chairlift.errors import RequestError
 from chairlift.grammar.compile_trial import TOO_MUCH, CompileTrial
 from chairlift.grammar.grammar_compiler import GrammarCompiler
-from chairlift.grammar.parser_limits import GrammarError
-from chairlift.grammar.token_matcher import TokenMatcher
+from chairlift.grammar.parser_limits import GrammarError, parser_limits
+from chairlift.grammar.token_matcher import MAX_SHARED_TOKENS, TokenMatcher
 from chairlift.grammar.trial_process import packed_tokens, unpacked_tokens
 from chairlift.structured_outputs import StructuredOutputsParams
 from chairlift.tokenizer.tokenizer import Tokenizer
@@ -74,13 +76,61 @@ def test_a_matcher_follows_a_text_byte_by_byte(
 
 
 def test_what_was_compiled_is_kept_by_bytes(tokenizer: Tokenizer) -> None:
-    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, max_cache_bytes=3 * 80_000)
+    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, max_cache_bytes=3 * 270_000)
     params = [StructuredOutputsParams(choice=[text]) for text in "abcd"]
     first = [compiler.compile(one) for one in params[:3]]
     assert compiler.compile(StructuredOutputsParams(choice=["a"])) is first[0]
     compiler.compile(params[3])
     assert compiler.compile(params[0]) is first[0], "used last"
     assert compiler.compile(params[1]) is not first[1], "not used for longest"
+
+
+def test_a_text_fails_by_its_own_states_only(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are shared: those of one text must not be the end of another."""
+    limits = parser_limits()
+    few = LLParserLimits(
+        initial_lexer_fuel=limits.initial_lexer_fuel, max_lexer_states=400, verbose_errors=False
+    )
+    monkeypatch.setattr(parser_limits_module, "parser_limits", lambda: few)
+    params = StructuredOutputsParams(regex="(.*a.{30}){30}")
+    grammar = compiler.compile(params)
+
+    def write(matcher: TokenMatcher, text: str) -> int:
+        """Tokens until it fails."""
+        for index, token_id in enumerate(tokenizer.encode(text, add_special_tokens=False)):
+            try:
+                assert token_id in allowed(matcher)
+            except GrammarError as error:
+                assert "states" in str(error)
+                return index
+            matcher.accept(token_id)
+        return len(text)
+
+    alone = write(
+        compiler.compile(StructuredOutputsParams(regex="(.*a.{30}){30}")).new_matcher(), "ab" * 9
+    )
+    assert alone == 18
+    until_failure = [write(grammar.new_matcher(), "aab" * 200) for _ in range(3)]
+    assert until_failure[0] < 600 and len(set(until_failure)) == 1
+    assert write(grammar.new_matcher(), "ab" * 9) == alone
+    assert grammar.is_worn and compiler.compile(params) is not grammar
+    assert not compiler.compile(params).is_worn
+
+
+def test_a_grammar_is_renewed_after_much_use(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    params = StructuredOutputsParams(regex="[ab]*")
+    grammar, (a,) = compiler.compile(params), tokenizer.encode("a", add_special_tokens=False)
+    matcher = grammar.new_matcher()
+    for _ in range(MAX_SHARED_TOKENS):
+        assert compiler.compile(params) is grammar
+        matcher.accept(a)
+    renewed = compiler.compile(params)
+    assert renewed is not grammar and compiler.compile(params) is renewed
+    assert a in allowed(matcher), "those under way go on"
 
 
 @pytest.mark.parametrize("name", RUNAWAYS)
