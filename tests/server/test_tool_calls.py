@@ -489,7 +489,7 @@ def test_a_template_that_refuses_a_system_message_is_told_by_the_user(
         assert calls_in(choice["message"]) == CALLS
         body = {"tools": TOOLS, "messages": [{"role": "user", "content": "Hi"}]}
         prompt = prompt_of(model.server, **body)
-        assert prompt.startswith("user: You can call") and prompt.endswith("\n\nHi\n")
+        assert prompt.startswith("user: You can call") and prompt.endswith("\n\nHi")
 
 
 def test_a_template_with_tools_gets_them_as_they_are(thinker: ScriptedModel) -> None:
