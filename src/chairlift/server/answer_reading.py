@@ -49,7 +49,7 @@ class AnswerReading:
     ) -> AnswerReading:
         """`tool_parser` and `reasoning_parser`: a name, auto or none."""
         source = (template.source or "") if template is not None else ""
-        takes_tools = template is not None and template.reads("tools")
+        takes_tools = template is not None and _reads_tools(template)
         tools = TOOL_PARSER_NAMES.get(tool_parser)
         if tool_parser == "auto":
             tools = parser_of_template(source) if takes_tools else HERMES
@@ -114,6 +114,13 @@ class AnswerReading:
             yield from parser.read(source, tools)
         else:
             yield from source.rest(source.say)
+
+
+def _reads_tools(template: ChatTemplate) -> bool:
+    try:
+        return template.reads("tools")
+    except RequestError:
+        return False  # it is broken, which every request will be told
 
 
 def _shows_system(template: ChatTemplate) -> bool:
