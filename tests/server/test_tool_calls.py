@@ -479,6 +479,19 @@ def test_a_template_without_tools_gets_them_as_text(plain: ScriptedModel) -> Non
     assert calls_in(server.chat(tools=TOOLS, **LONG).json["choices"][0]["message"]) == CALLS
 
 
+def test_a_template_that_refuses_a_system_message_is_told_by_the_user(
+    build_roomy: Callable[..., Engine],
+) -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURNS
+    with scripted_model(build_roomy, chat_template=template) as model:
+        model.writes(SAYS["hermes"])
+        choice = model.server.chat(tools=TOOLS, **LONG).json["choices"][0]
+        assert calls_in(choice["message"]) == CALLS
+        body = {"tools": TOOLS, "messages": [{"role": "user", "content": "Hi"}]}
+        prompt = prompt_of(model.server, **body)
+        assert prompt.startswith("user: You can call") and prompt.endswith("\n\nHi")
+
+
 def test_a_template_with_tools_gets_them_as_they_are(thinker: ScriptedModel) -> None:
     body = {"tools": TOOLS, "messages": [{"role": "user", "content": "Hi"}]}
     prompt = prompt_of(thinker.server, **body)

@@ -59,6 +59,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "allowed_token_ids": [[], [-1], [True], 5, "1"],
     "structured_outputs": [{"json": {}}, "a+", False],
     "skip_special_tokens": [0, None],
+    "kept_special_token_ids": [5, [-1], ["x"], [True]],
     "detokenize": ["no", None],
 }
 
@@ -108,6 +109,7 @@ def test_defaults_are_vllms() -> None:
         "allowed_token_ids": None,
         "structured_outputs": None,
         "skip_special_tokens": True,
+        "kept_special_token_ids": (),
         "detokenize": True,
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chairlift.errors import RequestError
 from chairlift.server.answer_parts import PartReader, PlainReader, ReaderFactory
 from chairlift.server.growing_text import GrowingText, Script, ScriptReader, new_call_id
 from chairlift.server.protocol.tools import ToolUse
@@ -39,6 +40,8 @@ class AnswerReading:
     reasoning: ReasoningParser | None
     takes_tools: bool
     """Whether the chat template writes the tools into the prompt itself."""
+    takes_system: bool = True
+    """Whether the chat template writes a system message into the prompt."""
 
     @classmethod
     def of_template(
@@ -46,14 +49,19 @@ class AnswerReading:
     ) -> AnswerReading:
         """`tool_parser` and `reasoning_parser`: a name, auto or none."""
         source = (template.source or "") if template is not None else ""
-        takes_tools = template is not None and template.reads("tools")
+        takes_tools = template is not None and _reads_tools(template)
         tools = TOOL_PARSER_NAMES.get(tool_parser)
         if tool_parser == "auto":
             tools = parser_of_template(source) if takes_tools else HERMES
         reasoning = REASONING_PARSERS.get(reasoning_parser)
         if reasoning_parser == "auto":
             reasoning = reasoning_parser_of_template(source)
-        return cls(tool_parser=tools, reasoning=reasoning, takes_tools=takes_tools)
+        return cls(
+            tool_parser=tools,
+            reasoning=reasoning,
+            takes_tools=takes_tools,
+            takes_system=template is not None and _shows_system(template),
+        )
 
     def calls_parser(self, use: ToolUse | None) -> ToolParser | None:
         """Reads the calls of an answer.  Calls that are made to be written need no known way."""
@@ -106,6 +114,23 @@ class AnswerReading:
             yield from parser.read(source, tools)
         else:
             yield from source.rest(source.say)
+
+
+def _reads_tools(template: ChatTemplate) -> bool:
+    try:
+        return template.reads("tools")
+    except RequestError:
+        return False  # it is broken, which every request will be told
+
+
+def _shows_system(template: ChatTemplate) -> bool:
+    """Some templates refuse a system message, and some leave it out."""
+    word = "a-system-message"
+    turns = [{"role": "system", "content": word}, {"role": "user", "content": "Hello"}]
+    try:
+        return word in template.render(turns)
+    except RequestError:
+        return False
 
 
 def offered(use: ToolUse | None) -> OfferedTools:

@@ -36,6 +36,8 @@ from chairlift.server.sse import EventStream
 
 TIMEOUT_HEADER = b"x-request-timeout"
 MAX_TIMEOUT_S = 1e9
+LONG_ANSWER_CHARS = 8192
+"""Longer answers are read and written off the event loop: calls are read character by character."""
 
 
 class AnswerFormat(Protocol):
@@ -153,9 +155,10 @@ async def _send_whole(
             finished[output.request_id] = output
     outputs = [finished[request.request_id] for request in job.requests]
     exchange.outputs = outputs
-    if job.requests[0].params.logprobs is None:
+    num_chars = sum(len(item.text) for output in outputs for item in output.outputs)
+    if job.requests[0].params.logprobs is None and num_chars < LONG_ANSWER_CHARS:
         body = job.format.whole(outputs).model_dump_json()
-    else:  # so many small objects would keep the event loop waiting
+    else:  # so many small objects, or so long a text, would keep the event loop waiting
         body = await serving.in_text_thread(lambda: job.format.whole(outputs).model_dump_json())
     if job.before_end is not None:
         await job.before_end()

@@ -135,7 +135,7 @@ class ServedModel:
                     turn["role"] = "system"
         tools = None
         if not self.reading.takes_tools:
-            turns = with_tools_as_text(turns, use)
+            turns = with_tools_as_text(turns, use, takes_system=self.reading.takes_system)
         elif use is not None:
             tools = [tool.for_template() for tool in use.callable_tools]
         return encode_chat(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from chairlift.engine.async_engine import AsyncEngine
+from chairlift.engine.engine import Engine
 from chairlift.engine.supervisor import EngineSupervisor
 from chairlift.errors import RequestError
 from chairlift.server.admission import AdmissionPolicy, BoundedQueue
@@ -80,6 +81,8 @@ class Serving:
         self._text_pool = ThreadPoolExecutor(_NUM_TEXT_THREADS, "chairlift-text")
         self._grammar_pool = ThreadPoolExecutor(1, "chairlift-grammar")
         self._served: tuple[AsyncEngine, ServedModel] | None = None
+        self._prepared: tuple[Engine, ServedModel] | None = None
+        supervisor.prepare(self._prepare)
         if self.shares_fairly:
             supervisor.prepare(lambda engine: engine.share_fairly(self.keys.weights))
         supervisor.listen(self.metrics.step_done)
@@ -94,11 +97,18 @@ class Serving:
         """For a new request.  Raises `ApiError` 503 while there is none."""
         engine = self.lifecycle.engine()
         if self._served is None or self._served[0] is not engine:
-            self._served = (engine, self._served_model(engine))
+            self._served = (engine, self._served_model(engine.engine))
         return self._served
 
-    def _served_model(self, engine: AsyncEngine) -> ServedModel:
-        return ServedModel.from_engine(engine.engine, self.config, self._template_source)
+    def _prepare(self, engine: Engine) -> None:
+        """In the supervisor's thread: reading ends of files and a chat template takes a while."""
+        self._prepared = (engine, self._served_model(engine))
+
+    def _served_model(self, engine: Engine) -> ServedModel:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is engine:
+            return prepared[1]
+        return ServedModel.from_engine(engine, self.config, self._template_source)
 
     async def in_text_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run what works on text off the event loop.  A `RequestError` becomes an `ApiError`."""

@@ -15,10 +15,13 @@ from chairlift.server.tool_parsers.hermes import CLOSE, OPEN
 Message = dict[str, Any]
 
 
-def with_tools_as_text(messages: Sequence[Message], use: ToolUse | None) -> list[Message]:
+def with_tools_as_text(
+    messages: Sequence[Message], use: ToolUse | None, *, takes_system: bool = True
+) -> list[Message]:
     """Calls and results of earlier turns as text, and the tools in the first, a system message.
 
-    `messages` are as chat templates read them.
+    `messages` are as chat templates read them.  Where the template takes no system message, the
+    tools stand in front of the first of the user's.
     """
     turns: list[Message] = []
     for message in messages:
@@ -32,10 +35,20 @@ def with_tools_as_text(messages: Sequence[Message], use: ToolUse | None) -> list
         turn.pop("is_result", None)
     if use is None:
         return turns
+    if not takes_system:
+        return _with_tools_for_user(turns, use)
     if turns[0]["role"] != "system":
         return [{"role": "system", "content": _offer(use)}, *turns]
     first = {**turns[0], "content": f"{_text(turns[0])}\n\n{_offer(use)}"}
     return [first, *turns[1:]]
+
+
+def _with_tools_for_user(turns: Sequence[Message], use: ToolUse) -> list[Message]:
+    found = next((i for i, turn in enumerate(turns) if turn["role"] == "user"), None)
+    if found is None:
+        return [{"role": "user", "content": _offer(use)}, *turns]
+    told = {**turns[found], "content": f"{_offer(use)}\n\n{_text(turns[found])}"}
+    return [*turns[:found], told, *turns[found + 1 :]]
 
 
 def _plain(message: Message) -> Message:
