@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_text_is_that_of_the_chat(server: RunningServer) -> None:
 
 
 @settings(
-    max_examples=25,
+    max_examples=300 if os.environ.get("CHAIRLIFT_FULL") else 25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
