@@ -487,10 +487,6 @@ def test_what_runs_in_the_background_can_be_cancelled_and_deleted(serve: Any) ->
 
 def test_a_failure_in_the_background_is_kept(serve: Any) -> None:
     with serve() as server:
-        id = run_id(server, timeout=0.02, **LONG)
-        until(lambda: has_ended(server, id))
-        kept = read(server, id).json
-        assert kept["status"] in ("failed", "incomplete")
         gate = Gate(server.engine)
         id = run_id(server, **LONG)
         gate.fault = RuntimeError("broken")
