@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_text_is_that_of_the_chat(server: RunningServer) -> None:
 
 
 @settings(
-    max_examples=25,
+    max_examples=300 if os.environ.get("CHAIRLIFT_FULL") else 25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -486,10 +487,6 @@ def test_what_runs_in_the_background_can_be_cancelled_and_deleted(serve: Any) ->
 
 def test_a_failure_in_the_background_is_kept(serve: Any) -> None:
     with serve() as server:
-        id = run_id(server, timeout=0.02, **LONG)
-        until(lambda: has_ended(server, id))
-        kept = read(server, id).json
-        assert kept["status"] in ("failed", "incomplete")
         gate = Gate(server.engine)
         id = run_id(server, **LONG)
         gate.fault = RuntimeError("broken")
