@@ -99,7 +99,7 @@ class ServedModel:
     @property
     def capabilities(self) -> list[str]:
         """What it can do, in Ollama's words."""
-        return ["completion", *(["thinking"] if self.can_think else [])]
+        return ["completion", "embedding", *(["thinking"] if self.can_think else [])]
 
     def mentions(self, word: str) -> bool:
         """Whether the chat template knows a variable or a role."""
