@@ -164,6 +164,23 @@ def closing_a_stream_of_lines_ends_it_in_the_server() -> None:
 
 
 @promise
+def texts_become_vectors() -> None:
+    texts = ["The sky is blue.", "The sky is azure.", "Buy two litres of milk."]
+    answer = client.embed(MODEL, texts)
+    near, other = (
+        sum(a * b for a, b in zip(answer.embeddings[0], vector, strict=True))
+        for vector in answer.embeddings[1:]
+    )
+    assert near > other and answer.prompt_eval_count > 12 and answer.total_duration > 0
+    assert client.embed(MODEL, texts[0]).embeddings == answer.embeddings[:1]
+    older = client.embeddings(MODEL, texts[0]).embedding
+    length = sum(value * value for value in older) ** 0.5
+    assert all(abs(a - b / length) < 1e-5 for a, b in zip(answer.embeddings[0], older, strict=True))
+    expect(400, "dimensions", lambda: client.embed(MODEL, texts, dimensions=3))
+    assert "embedding" in client.show(MODEL).capabilities
+
+
+@promise
 async def async_chats_are_those_of_sync() -> None:
     other = AsyncClient(host=URL, headers={"authorization": f"Bearer {API_KEY}"})
     prompts = [[{"role": "user", "content": f"Count to {index}."}] for index in range(2, 6)]
