@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from chairlift.server.protocol.ollama import OllamaEmbedAnswer
 from http_harness import Answer, RunningServer, until
 from server_gate import Gate
 
@@ -47,6 +48,16 @@ def test_vectors_are_those_of_openais_endpoint(server: RunningServer) -> None:
     usage = server.post("/v1/embeddings", {"model": "tiny", "input": texts}).json["usage"]
     assert answer["prompt_eval_count"] == usage["prompt_tokens"] and answer["total_duration"] > 0
     assert embed(server, "one", model="tiny:latest").json["embeddings"] == openai(server, "one")
+
+
+def test_many_vectors_go_out_in_parts(server: RunningServer) -> None:
+    texts = [f"text {index}" for index in range(300)]
+    answer = embed(server, texts)
+    assert len(answer.body) > 2 * 64 * 1024
+    assert answer.headers["content-length"] == str(len(answer.body))
+    assert answer.json["embeddings"] == openai(server, texts)
+    shape = ["model", "embeddings", "total_duration", "load_duration", "prompt_eval_count"]
+    assert list(answer.json) == shape == list(OllamaEmbedAnswer.model_fields)
 
 
 def test_older_endpoint_gives_one_vector_as_it_is(server: RunningServer) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from chairlift.outputs import RequestOutput
@@ -17,9 +18,9 @@ from chairlift.server.exchange import Exchange, exchange_of, new_id
 from chairlift.server.json_body import BodyLimits, JsonObject
 from chairlift.server.ollama.completion_body import check_context
 from chairlift.server.ollama.model_names import name_here
+from chairlift.server.part_answer import in_parts, send_parts
 from chairlift.server.protocol.field_policy import ignored_fields
 from chairlift.server.protocol.ollama import (
-    OllamaEmbedAnswer,
     OllamaEmbeddingsAnswer,
     OllamaEmbeddingsRequest,
     OllamaEmbedFields,
@@ -27,7 +28,7 @@ from chairlift.server.protocol.ollama import (
 )
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import log_prompts, read_body
-from chairlift.server.responses import send_bytes
+from chairlift.server.responses import send_model
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 
@@ -83,8 +84,9 @@ class OllamaEmbed(_Embedding):
                 outputs = await self.vectors(exchange, request, inputs, options, receive)
                 model = request.model
             total_ns = round(1e9 * (time.monotonic() - exchange.started_s))
-            answer = await serving.in_text_thread(_written, model, outputs, total_ns)
-            await send_bytes(send, 200, answer)
+            written = _answer(model, outputs, total_ns)
+            parts = await serving.in_text_thread(in_parts, written)
+            await send_parts(serving, parts, receive, send)
 
 
 class OllamaEmbeddings(_Embedding):
@@ -106,8 +108,7 @@ class OllamaEmbeddings(_Embedding):
                 inputs = [request.prompt] if request.prompt else []
                 outputs = await self.vectors(exchange, request, inputs, options, receive)
             vector = _vector(outputs[0]) if outputs else []
-            answer = OllamaEmbeddingsAnswer(embedding=vector)
-            await send_bytes(send, 200, answer.model_dump_json().encode("ascii"))
+            await send_model(send, OllamaEmbeddingsAnswer(embedding=vector))
 
 
 def _understand(kind: type[_Asked], body: JsonObject, *, served: ServedModel) -> _Asked:
@@ -137,14 +138,15 @@ def _ignored(request: OllamaEmbedFields, *, is_strict: bool) -> list[str]:
     return ignored_fields(request, {}, others, is_strict=is_strict)
 
 
-def _written(model: str, outputs: Sequence[RequestOutput], total_ns: int) -> bytes:
-    answer = OllamaEmbedAnswer(
-        model=model,
-        embeddings=[_vector(output) for output in outputs],
-        total_duration=total_ns,
-        prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
+def _answer(model: str, outputs: Sequence[RequestOutput], total_ns: int) -> Iterator[bytes]:
+    """The JSON of an `OllamaEmbedAnswer`, vector by vector: others want their turn."""
+    yield b'{"model":%b,"embeddings":[' % to_json(model)
+    for index, output in enumerate(outputs):
+        yield (b"," if index else b"") + to_json(_vector(output))
+    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    yield (
+        b'],"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (total_ns, num_tokens)
     )
-    return answer.model_dump_json().encode("utf-8")
 
 
 def _vector(output: RequestOutput) -> list[float]:
