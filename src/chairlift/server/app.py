@@ -37,6 +37,7 @@ from chairlift.server.routes.ollama import (
     OllamaStore,
     OllamaTags,
 )
+from chairlift.server.routes.ollama_embed import OllamaEmbed, OllamaEmbeddings
 from chairlift.server.routes.openapi import OpenApi
 from chairlift.server.routes.responses import (
     CancelResponse,
@@ -110,6 +111,8 @@ def _ollama_routes(serving: Serving) -> list[BaseRoute]:
     return [
         _post("/api/chat", OllamaChat(serving)),
         _post("/api/generate", OllamaGenerate(serving)),
+        _post("/api/embed", OllamaEmbed(serving)),
+        _post("/api/embeddings", OllamaEmbeddings(serving)),
         _post("/api/show", OllamaShow(serving)),
         _get("/api/tags", OllamaTags(serving)),
         _get("/api/ps", OllamaRunning(serving)),

@@ -93,13 +93,20 @@ class ServedModel:
 
     @property
     def can_think(self) -> bool:
-        """Whether the chat template knows thoughts, and how to ask for them."""
-        return self.mentions("reasoning_effort") or self.mentions("enable_thinking")
+        """Whether its answers have thoughts, or its chat template knows how to ask for them."""
+        asks = self.mentions("reasoning_effort") or self.mentions("enable_thinking")
+        return asks or self.reading.reasoning is not None
 
     @property
     def capabilities(self) -> list[str]:
         """What it can do, in Ollama's words."""
-        return ["completion", *(["thinking"] if self.can_think else [])]
+        found = {
+            "completion": True,
+            "embedding": True,
+            "tools": self.reading.tool_parser is not None,
+            "thinking": self.can_think,
+        }
+        return [name for name, is_there in found.items() if is_there]
 
     def mentions(self, word: str) -> bool:
         """Whether the chat template knows a variable or a role."""

@@ -12,13 +12,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 from anthropic import Anthropic, AsyncAnthropic
 from checklist import API_KEY, URL, keep_promises, metric, promise, until
+from pydantic import BaseModel
 
 MODEL = "smollm2"
 QUESTION: list[Any] = [{"role": "user", "content": "Name three colours of the rainbow."}]
@@ -26,6 +28,28 @@ STORY: list[Any] = [{"role": "user", "content": "Count from 1 to 1000, one numbe
 SEATS = 2
 GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
 """This version of the client has no argument for it."""
+
+ASKED: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 40}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+class Colours(BaseModel):
+    """What an answer is to consist of."""
+
+    first: Literal["red", "green", "blue"]
+    second: Literal["red", "green", "blue"]
+
+
+SCHEMA = {**Colours.model_json_schema(), "additionalProperties": False}
 
 client = Anthropic(base_url=URL, api_key=API_KEY, max_retries=0)
 
@@ -220,6 +244,46 @@ async def async_messages_are_those_of_sync() -> None:
             async with other.messages.stream(**given, messages=prompt) as stream:
                 assert await stream.get_final_text() == text_of(message)
     assert [m.content for m in told] == [ask(messages=p, max_tokens=8).content for p in prompts]
+
+
+def weather_of(message: Any) -> Any:
+    (block,) = [block for block in message.content if block.type == "tool_use"]
+    assert block.name == "get_weather" and set(block.input) == {"city"}
+    return block
+
+
+@promise
+def a_tool_is_called_and_its_result_taken() -> None:
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        how = {**choice, "disable_parallel_tool_use": True}
+        options: dict[str, Any] = {"tools": [WEATHER], "tool_choice": how, "max_tokens": 100}
+        called = ask(messages=ASKED, **options)
+        assert called.stop_reason == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": weather_of(called).id, "content": "sunny"}
+        turns = [*ASKED, {"role": "assistant", "content": called.content}]
+        turns.append({"role": "user", "content": [result]})
+        assert text_of(ask(messages=turns, tools=[WEATHER], tool_choice={"type": "none"}))
+
+
+@promise
+def a_streamed_call_is_that_of_the_whole_message() -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 100, **GREEDY}
+    given |= {"tools": [WEATHER], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    with client.messages.stream(**given) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    assert json.loads("".join(pieces)) == weather_of(final).input
+    assert final.stop_reason == "tool_use"
+    assert weather_of(client.messages.create(**given)).input == weather_of(final).input
+
+
+@promise
+def answers_are_parsed_into_a_model() -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 400, **GREEDY}
+    parsed = client.messages.parse(output_format=Colours, **given)
+    assert isinstance(parsed.parsed_output, Colours)
+    told = ask(max_tokens=400, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+    assert Colours.model_validate_json(text_of(told))
 
 
 keep_promises()

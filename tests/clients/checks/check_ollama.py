@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import ollama
 from checklist import API_KEY, URL, keep_promises, metric, post, promise, until
 from ollama import AsyncClient, Client, ResponseError
+from pydantic import BaseModel
 
 QUESTION = [{"role": "user", "content": "Name three colours of the rainbow."}]
 OPTIONS = {"temperature": 0, "num_predict": 24}
@@ -161,6 +162,66 @@ def closing_a_stream_of_lines_ends_it_in_the_server() -> None:
     next(stream)
     stream.close()
     until(lambda: metric("chairlift:num_requests_running") == 0)
+
+
+class Colours(BaseModel):
+    """What an answer is to consist of."""
+
+    first: Literal["red", "green", "blue"]
+    second: Literal["red", "green", "blue"]
+
+
+@promise
+def answers_come_in_a_format() -> None:
+    options = {"temperature": 0, "num_predict": 400}
+    schema = Colours.model_json_schema()
+    told = chat(format=schema, options=options).message.content
+    assert Colours.model_validate_json(told)
+    parts = chat(format=schema, options=options, stream=True)
+    assert "".join(part.message.content for part in parts) == told
+    assert generate(format="json").response.lstrip().startswith("{")
+
+
+def get_weather(city: str) -> str:
+    """The weather in a city.
+
+    Args:
+      city: Its name.
+
+    Returns:
+      str: What it is like.
+    """
+    return f"sunny in {city}"
+
+
+@promise
+def tools_are_taken_and_their_calls_go_back() -> None:
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    answer = chat(messages=asked, tools=[get_weather])
+    assert answer.message.content or answer.message.tool_calls
+    call = ollama.Message.ToolCall.Function(name="get_weather", arguments={"city": "Paris"})
+    turn = ollama.Message(role="assistant", tool_calls=[ollama.Message.ToolCall(function=call)])
+    result = {"role": "tool", "tool_name": "get_weather", "content": get_weather("Paris")}
+    told = chat(messages=[*asked, turn, result], tools=[get_weather])
+    assert told.message.content and told.prompt_eval_count > answer.prompt_eval_count
+    assert "tools" in client.show(MODEL).capabilities
+
+
+@promise
+def texts_become_vectors() -> None:
+    texts = ["The sky is blue.", "The sky is azure.", "Buy two litres of milk."]
+    answer = client.embed(MODEL, texts)
+    near, other = (
+        sum(a * b for a, b in zip(answer.embeddings[0], vector, strict=True))
+        for vector in answer.embeddings[1:]
+    )
+    assert near > other and answer.prompt_eval_count > 12 and answer.total_duration > 0
+    assert client.embed(MODEL, texts[0]).embeddings == answer.embeddings[:1]
+    older = client.embeddings(MODEL, texts[0]).embedding
+    length = sum(value * value for value in older) ** 0.5
+    assert all(abs(a - b / length) < 1e-5 for a, b in zip(answer.embeddings[0], older, strict=True))
+    expect(400, "dimensions", lambda: client.embed(MODEL, texts, dimensions=3))
+    assert "embedding" in client.show(MODEL).capabilities
 
 
 @promise

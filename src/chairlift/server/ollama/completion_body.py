@@ -149,13 +149,18 @@ def _sampling(request: GenerationFields, served: ServedModel, ignored: list[str]
     return body
 
 
-def _options(options: OllamaOptions, served: ServedModel) -> JsonObject:
+def check_context(options: OllamaOptions, served: ServedModel) -> None:
+    """Raises `ApiError` for a context that the server does not have."""
     if options.num_ctx is not None and options.num_ctx > served.max_model_len:
         raise bad_request(
             f"options.num_ctx: the context of this server is {served.max_model_len} tokens; it is"
             " set where the server is started",
             param="options.num_ctx",
         )
+
+
+def _options(options: OllamaOptions, served: ServedModel) -> JsonObject:
+    check_context(options, served)
     if options.num_predict == 0:
         raise bad_request(
             "options.num_predict must be at least 1, or -1 for as much as the context has room for",

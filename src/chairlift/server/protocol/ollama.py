@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from chairlift.server.protocol.chat import MAX_MESSAGES, MAX_TOOL_CALLS
+from chairlift.server.protocol.embedding import MAX_INPUTS
 from chairlift.server.protocol.field_policy import IsNeutral, is_one_of
 from chairlift.server.protocol.sampling_fields import (
     INT32_MAX,
@@ -156,6 +157,32 @@ class OllamaShowRequest(StrictModel):
     """The older name of `model`."""
 
 
+class OllamaEmbedFields(StrictModel):
+    """What both endpoints that embed take."""
+
+    model: ModelName
+    options: OllamaOptions | None = None
+    """Without effect, but for a `num_ctx` that the server does not have."""
+    keep_alive: KeepAlive | None = None
+    """Without effect: the model is never unloaded."""
+
+
+class OllamaEmbedRequest(OllamaEmbedFields):
+    """Body of POST /api/embed.  Without any input, the model is to be loaded."""
+
+    input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)] = []
+    truncate: bool = True
+    """Inputs that are longer than the context lose their ends; otherwise they are refused."""
+    dimensions: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    """Nothing but the model's own hidden size."""
+
+
+class OllamaEmbeddingsRequest(OllamaEmbedFields):
+    """Body of POST /api/embeddings, which is the older one.  Without a prompt, to be loaded."""
+
+    prompt: str = ""
+
+
 def _absent(value: object) -> bool:
     return value is None
 
@@ -212,6 +239,22 @@ class OllamaGenerateAnswer(FinalAnswer):
 
     response: str
     thinking: str | None = Field(default=None, exclude_if=_absent)
+
+
+class OllamaEmbedAnswer(BaseModel):
+    """Answer of POST /api/embed.  Vectors have length 1; durations are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int = 0
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsAnswer(BaseModel):
+    """Answer of POST /api/embeddings: the vector as the model has it."""
+
+    embedding: list[float]
 
 
 class OllamaDetails(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from binascii import b2a_base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from pydantic_core import to_json
@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from chairlift.engine.async_engine import AsyncEngine
 from chairlift.outputs import RequestOutput
-from chairlift.server.disconnect import until_disconnect
 from chairlift.server.embedding import (
     EmbeddingJob,
     EmbeddingOptions,
@@ -22,20 +21,15 @@ from chairlift.server.embedding import (
     prepare,
 )
 from chairlift.server.exchange import Exchange, exchange_of, new_id
-from chairlift.server.generation import swept
 from chairlift.server.json_body import BodyLimits, JsonObject
+from chairlift.server.part_answer import in_parts, send_parts
 from chairlift.server.protocol.embedding import EmbeddingRequest, EmbeddingUsage
 from chairlift.server.protocol.field_policy import REFUSED_IN_EMBEDDINGS
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.protocol.usage import timings_of
 from chairlift.server.request_reading import book_fields, log_prompts, read_body
-from chairlift.server.responses import JSON, send_bytes
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
-from chairlift.server.sse import EventStream
-
-_PART_BYTES = 64 * 1024
-"""Of an answer, written at once."""
 
 
 class Embeddings:
@@ -57,8 +51,9 @@ class Embeddings:
                 total_tokens=job.num_tokens,
                 timings=timings_of(outputs) if serving.config.usage_timings else None,
             )
-            parts = await serving.in_text_thread(_answer, outputs, encode, served.names[0], usage)
-            await _send(serving, parts, receive, send)
+            written = _answer(outputs, encode, served.names[0], usage)
+            parts = await serving.in_text_thread(in_parts, written)
+            await send_parts(serving, parts, receive, send)
 
     async def _read(
         self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
@@ -112,36 +107,18 @@ def _answer(
     encode: Callable[[array[float]], bytes],
     model: str,
     usage: EmbeddingUsage,
-) -> list[bytes]:
-    """The JSON of an `EmbeddingList`, in parts; vector by vector: others want their turn."""
-    parts, part = [], bytearray(b'{"object":"list","data":[')
+) -> Iterator[bytes]:
+    """The JSON of an `EmbeddingList`, vector by vector: others want their turn."""
+    yield b'{"object":"list","data":['
     for index, output in enumerate(outputs):
         assert output.embedding is not None, "it has ended well"
-        values = encode(output.embedding)
-        part += b'%b{"object":"embedding","index":%d,"embedding":%b}' % (
+        yield b'%b{"object":"embedding","index":%d,"embedding":%b}' % (
             b"," if index else b"",
             index,
-            values,
+            encode(output.embedding),
         )
-        if len(part) >= _PART_BYTES:
-            parts.append(bytes(part))
-            part.clear()
     told = usage.model_dump_json().encode("ascii")
-    part += b'],"model":%b,"usage":%b}' % (to_json(model), told)
-    return [*parts, bytes(part)]
-
-
-async def _send(serving: Serving, parts: Sequence[bytes], receive: Receive, send: Send) -> None:
-    """As much at once as its client reads: a large answer would keep the event loop waiting."""
-    if len(parts) == 1:
-        return await send_bytes(send, 200, parts[0])
-    length = (b"content-length", b"%d" % sum(map(len, parts)))
-    async with until_disconnect(receive):
-        new = EventStream(send, nudge=lambda: None, headers=[JSON, length])
-        async with swept(serving, new) as stream:
-            for part in parts[:-1]:
-                await stream.write(part)
-            await stream.write(parts[-1], is_last=True)
+    yield b'],"model":%b,"usage":%b}' % (to_json(model), told)
 
 
 def _floats(vector: array[float]) -> bytes:

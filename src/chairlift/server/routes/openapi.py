@@ -31,6 +31,10 @@ from chairlift.server.protocol.model import Model, ModelList
 from chairlift.server.protocol.ollama import (
     OllamaChatAnswer,
     OllamaChatRequest,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaError,
     OllamaGenerateAnswer,
     OllamaGenerateRequest,
@@ -70,6 +74,8 @@ _REQUESTS = (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
+    OllamaEmbedRequest,
+    OllamaEmbeddingsRequest,
 )
 _ANSWERS = (
     ChatCompletion,
@@ -97,6 +103,8 @@ _ANSWERS = (
     OllamaRunningList,
     OllamaVersion,
     OllamaError,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
 )
 _EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 
@@ -171,6 +179,10 @@ def _ollama_paths() -> Schema:
     return {
         "/api/chat": stream(OllamaChatRequest, OllamaChatAnswer),
         "/api/generate": stream(OllamaGenerateRequest, OllamaGenerateAnswer),
+        "/api/embed": _post(OllamaEmbedRequest, OllamaEmbedAnswer, error=OllamaError),
+        "/api/embeddings": _post(
+            OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer, error=OllamaError
+        ),
         "/api/show": _post(OllamaShowRequest, OllamaModelInfo, error=OllamaError),
         "/api/tags": _get(OllamaModelList, error=OllamaError),
         "/api/ps": _get(OllamaRunningList, error=OllamaError),
