@@ -16,6 +16,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     *[(name, True) for name in ("max_model_len", "max_num_seqs", "threads", "block_size")],
     *[(name, 1.0) for name in ("max_num_seqs", "static_batch_size", "tensor_parallel_size")],
     *[(name, "8") for name in ("max_num_seqs", "threads", "seed")],
+    *[("pooling_type", value) for value in ("max", "MEAN", 1, "")],
     ("static_batch_size", 0),
     ("threads", 0),
     ("block_size", 0),
