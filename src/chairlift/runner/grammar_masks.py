@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,11 +48,14 @@ class PendingMasks:
         self.is_done.set()
 
 
+Jobs = queue.SimpleQueue[Callable[[], None] | None]
+
+
 class MaskThread:
-    """One thread, started when the first constrained request rides."""
+    """One thread, started when the first constrained request rides; it ends with its owner."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] | None = None
+        self._jobs: Jobs | None = None
 
     def start(self, matchers: Mapping[str, TokenMatcher]) -> PendingMasks:
         """Begin to compute the mask of every matcher's position."""
@@ -61,6 +65,7 @@ class MaskThread:
             return pending
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
+            weakref.finalize(self, self._jobs.put, None)
             threading.Thread(
                 target=_work, args=(self._jobs,), name="chairlift-masks", daemon=True
             ).start()
@@ -80,6 +85,7 @@ class MaskThread:
         return masks, errors
 
 
-def _work(jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        jobs.get()()
+def _work(jobs: Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any, cast
 
@@ -49,6 +50,22 @@ def test_nothing_is_started_for_nobody() -> None:
     thread = MaskThread()
     assert thread.join(thread.start({})) == ({}, {})
     assert threading.active_count() == before
+
+
+def test_the_thread_ends_with_its_owner() -> None:
+    owner, started = MaskThread(), []
+
+    class Noted(Scripted):
+        def compute_mask(self) -> MaskArray:
+            started.append(threading.current_thread())
+            return super().compute_mask()
+
+    owner.join(owner.start(matchers(a=Noted(np.ones(1, dtype=np.uint32)))))
+    assert started[0].is_alive()
+    del owner
+    gc.collect()
+    started[0].join(10)
+    assert not started[0].is_alive()
 
 
 def test_a_fault_is_that_requests_own(caplog: pytest.LogCaptureFixture) -> None:
