@@ -17,7 +17,6 @@ from chairlift.server.protocol.strict_model import StrictModel
 
 MAX_TOOLS = 128
 MAX_BLOCKS = 4096
-MIN_THINKING_TOKENS = 1024
 
 REFUSED: dict[str, IsNeutral] = {
     "container": is_one_of(),
@@ -79,7 +78,7 @@ class MessageThinking(StrictModel):
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=MIN_THINKING_TOKENS, le=INT32_MAX)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     """Without effect: `max_tokens` bounds thoughts and answer together."""
     display: Literal["summarized", "omitted"] | None = None
     """Whether thoughts are shown; they are never summarized."""
@@ -149,16 +148,6 @@ class MessagesRequest(CountTokensRequest):
     """Without effect."""
     service_tier: Literal["auto", "standard_only"] | None = None
     """Without effect."""
-
-    def check(self) -> None:
-        super().check()
-        thinking = self.thinking
-        budget = thinking.budget_tokens if thinking is not None else None
-        if budget is not None and budget >= self.max_tokens:
-            raise bad_request(
-                "thinking.budget_tokens must be less than max_tokens",
-                param="thinking.budget_tokens",
-            )
 
 
 class TextBlock(BaseModel):
