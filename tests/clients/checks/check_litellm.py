@@ -1,4 +1,4 @@
-"""litellm over its hosted_vllm and openai providers: chat, streams, tools, schemas, errors."""
+"""litellm over its hosted_vllm and openai providers, and over those of other dialects."""
 
 # /// script
 # dependencies = ["litellm==1.110.2"]
@@ -118,6 +118,22 @@ def errors_are_of_the_right_kind() -> None:
         assert error.status_code == 400
     else:
         raise AssertionError("no BadRequestError")
+
+
+@promise
+def other_dialects_answer_the_same() -> None:
+    expected = ask(max_tokens=12).choices[0].message.content
+    for provider in ("anthropic", "ollama_chat"):
+        given: dict[str, Any] = {"model": f"{provider}/{MODEL}", "api_base": URL}
+        given |= {"api_key": API_KEY, "temperature": 0, "max_tokens": 12, "num_retries": 0}
+        answer = litellm.completion(messages=QUESTION, **given)
+        assert answer.choices[0].message.content == expected, provider
+        assert answer.usage.completion_tokens >= 1
+        chunks = litellm.completion(messages=QUESTION, stream=True, **given)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == expected, provider
+    told = litellm.embedding(model=f"ollama/{MODEL}", api_base=URL, input=["a", "b"])
+    assert len(told.data) == 2 and len(told.data[0]["embedding"]) > 100
 
 
 keep_promises()
