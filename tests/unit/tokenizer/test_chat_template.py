@@ -200,3 +200,11 @@ def test_threads_share_one_template() -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(template.render, messages))
     assert results == [make(CHATML).render(one) for one in messages]
+
+
+def test_a_template_tells_which_variables_it_reads() -> None:
+    source = "{% set mine = 1 %}{% macro show(x) %}{{ tools }}{{ x }}{% endmacro %}{{ mine }}"
+    template = ChatTemplate(source + " words about documents", bos_token="", eos_token="")
+    assert template.reads("tools")
+    assert not template.reads("mine") and not template.reads("documents")
+    assert not ChatTemplate(None, bos_token="", eos_token="").reads("tools")

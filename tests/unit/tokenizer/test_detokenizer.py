@@ -143,3 +143,13 @@ def test_each_token_is_spelled_once_however_long_the_text() -> None:
     source = Counting()
     stream(IncrementalDetokenizer(source, prompt_token_ids=range(10**6)), [0] * 1000)
     assert source.num_calls == 1001
+
+
+def test_kept_special_tokens_are_text_and_others_are_not(sentencepiece: Tokenizer) -> None:
+    bos, eos = sorted(sentencepiece.special_ids)[:2]
+    ids = [*sentencepiece.encode("the", add_special_tokens=False), bos, eos]
+    kept = IncrementalDetokenizer(sentencepiece, kept_special_token_ids=[eos])
+    text = "".join(stream(kept, ids))
+    assert text == "the" + sentencepiece.token_bytes(eos).decode()
+    assert sentencepiece.special_id(sentencepiece.token_bytes(eos).decode()) == eos
+    assert sentencepiece.special_id("the") is None
