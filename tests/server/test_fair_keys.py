@@ -88,7 +88,7 @@ def test_greedy_key_does_not_starve_a_polite_one(serve: Any, key_file: str) -> N
 
         def ask(key: str) -> None:
             while not is_over.is_set():
-                fields = {"max_tokens": 12, "ignore_eos": True}
+                fields = {"max_tokens": 48, "ignore_eos": True}
                 assert server.complete("abcdefgh", headers=bearer(key), **fields).status == 200
 
         def served(key: str) -> int:
