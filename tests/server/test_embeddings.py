@@ -15,7 +15,7 @@ import pytest
 from chairlift.pooling_params import PoolingParams
 from chairlift.runner.pooling import RequestPoolingState
 from chairlift.server import embedding
-from chairlift.server.embedding import GROUP_PROMPTS, NUM_GROUPS
+from chairlift.server.embedding import GROUP_PROMPTS, NUM_GROUPS, POLITE_SHARE
 from engines import Job, make_engine, run_jobs
 from http_harness import MODEL, Answer, RunningServer, request_bytes, scrape, until
 from server_gate import Gate, LeapingClock
@@ -279,7 +279,7 @@ def test_many_inputs_leave_a_stream_its_tokens_and_its_place_in_every_step(serve
         stream = in_background(server.complete, **options, stream=True)
         until(lambda: server.engine.scheduler.has_requests)
         vectors_of_all = in_background(embed, server, many(), encoding_format="base64")
-        until(lambda: server.serving.admission.num_waiting > 20)
+        until(lambda: server.serving.admission.num_waiting >= NUM_GROUPS)
         begin = server.engine.core.recorder.records[-1].step_id
         gate.open()
         events = stream.result().events
@@ -290,11 +290,9 @@ def test_many_inputs_leave_a_stream_its_tokens_and_its_place_in_every_step(serve
     streaming = [r for r in records if any(m.request_id.startswith("cmpl") for m in r.members)]
     first, last = streaming[0].step_id, streaming[-1].step_id
     assert len(streaming) == last - first + 1, "a step left the stream out"
-    shared = sum(
-        any(member.request_id.startswith("embd") for member in record.members)
-        for record in streaming
-    )
-    assert shared > 50, "the two never met"
+    shared = [r for r in streaming if any(m.request_id.startswith("embd") for m in r.members)]
+    assert shared, "the two never met"
+    assert max(r.num_prefill_tokens for r in shared if r is not streaming[0]) <= len(LONG)
 
 
 def test_many_inputs_do_not_fill_the_queue(serve: Any) -> None:
@@ -313,8 +311,43 @@ def test_many_inputs_do_not_fill_the_queue(serve: Any) -> None:
         server.check_idle()
 
 
-def test_what_was_let_in_is_not_turned_away_later(serve: Any) -> None:
+def test_groups_are_small_while_others_are_served(serve: Any) -> None:
+    num_tokens = 512
+
+    def largest_step(server: RunningServer) -> int:
+        records = server.engine.core.recorder.records
+        return max(
+            sum(m.num_new_tokens for m in r.members if m.request_id.startswith("embd"))
+            for r in records
+        )
+
+    inputs = [[2 + i % 250, *range(2, 2 + i // 250), 7, 7] for i in range(1000)]
+    with serve(engine={"max_num_batched_tokens": num_tokens, "max_num_seqs": 300}) as server:
+        gate = Gate(server.engine)
+        stream = in_background(server.complete, "abc", max_tokens=200, ignore_eos=True)
+        until(lambda: server.engine.scheduler.has_requests)
+        found = in_background(embed, server, inputs[:150], encoding_format="base64")
+        until(lambda: server.serving.admission.num_waiting > NUM_GROUPS)
+        gate.let(1)
+        until(lambda: len(server.engine.core.recorder.records) == 1)
+        longest = max(map(len, inputs))
+        assert largest_step(server) <= NUM_GROUPS * (num_tokens // POLITE_SHARE + longest)
+        gate.open()
+        assert len(vectors(found.result())) == 150 and stream.result().status == 200
+        until(lambda: server.serving.lifecycle.num_in_flight == 0)
+        gate = Gate(server.engine)
+        found = in_background(embed, server, inputs, encoding_format="base64")
+        until(lambda: server.serving.admission.num_waiting == NUM_GROUPS * GROUP_PROMPTS)
+        gate.open()
+        assert len(vectors(found.result())) == 1000
+        assert largest_step(server) > NUM_GROUPS * (num_tokens // POLITE_SHARE + longest)
+
+
+def test_what_was_let_in_is_not_turned_away_later(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The queue is full again when the rest of its inputs come."""
+    monkeypatch.setattr(embedding, "POLITE_SHARE", 1)
     num_places = NUM_GROUPS * GROUP_PROMPTS
     with serve(engine={"max_num_seqs": 32}, max_queued_requests=num_places) as server:
         gate = Gate(server.engine)
@@ -362,6 +395,7 @@ def test_it_is_turned_away_as_a_whole(serve: Any, monkeypatch: pytest.MonkeyPatc
         gate = Gate(server.engine)
         other = in_background(server.complete, "abc")
         until(lambda: server.serving.admission.num_waiting == 1)
+        monkeypatch.setattr(embedding, "POLITE_SHARE", 1)
         let_in: list[Any] = []
         monkeypatch.setattr(server.serving.metrics, "request_admitted", let_in.extend)
         answer = embed(server, many(GROUP_PROMPTS + 4))
@@ -435,7 +469,7 @@ def test_a_fault_in_one_input_is_that_requests_error_only(
         gate = Gate(server.engine)
         other = in_background(embed, server, "abc")
         faulty = in_background(embed, server, [[3, 4, 5]] * 400 + [[3] * 77] + [[3, 4]] * 400)
-        until(lambda: server.serving.admission.num_waiting > GROUP_PROMPTS)
+        until(lambda: server.serving.admission.num_waiting > NUM_GROUPS)
         gate.open()
         answer = faulty.result()
         assert answer.status == 500 and answer.error["code"] == "internal_error"
@@ -538,21 +572,3 @@ def test_openai_client_reads_the_errors(client: Any) -> None:
     assert (caught.value.param, caught.value.code) == ("dimensions", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="other", input="abc")
-
-
-def test_groups_hold_so_many_inputs_and_tokens() -> None:
-    def requests(lengths: list[int]) -> list[Any]:
-        class Request:
-            def __init__(self, length: int) -> None:
-                self.prompt_token_ids = [0] * length
-
-        return [Request(length) for length in lengths]
-
-    def sizes(lengths: list[int], max_tokens: int) -> list[int]:
-        return [len(group) for group in embedding._groups(requests(lengths), max_tokens)]
-
-    assert sizes([1] * 250, 10_000) == [GROUP_PROMPTS, GROUP_PROMPTS, 250 - 2 * GROUP_PROMPTS]
-    assert sizes([600, 600, 600], 1024) == [2, 1]
-    assert sizes([5000, 1, 1], 1024) == [1, 2]
-    assert sizes([3], 1024) == [1]
-    assert sizes([], 1024) == []

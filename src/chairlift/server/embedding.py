@@ -8,7 +8,8 @@ request of thousands of inputs keeps the engine busy, and nobody waits long behi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -39,6 +40,9 @@ GROUP_PROMPTS = 96
 """Inputs of a group at most."""
 NUM_GROUPS = 3
 """At a time."""
+POLITE_SHARE = 8
+"""While others are served, a group is this part of a step: their tokens come in every step, and the
+longer it is the later."""
 _TEXTS_AT_ONCE = 64
 """Tokenized in one turn: others come between."""
 
@@ -168,27 +172,12 @@ async def embed(
     Raises `ApiError` and `ClientClosed`.
     """
     check_deadline(job.deadline_s)
-    num_step_tokens = engine.engine.model.resolved.scheduler.max_num_batched_tokens
-    groups = list(_groups(job.requests, num_step_tokens))
     run = _Run(serving, engine, exchange, job)
     exchange.outputs = run.finished.values()
     async with until_disconnect(receive):
         with api_errors(serving):
-            await run.all(groups)
+            await run.all()
     return [run.finished[request.request_id] for request in job.requests]
-
-
-def _groups(requests: Sequence[ProcessedInput], max_tokens: int) -> Iterator[list[ProcessedInput]]:
-    group: list[ProcessedInput] = []
-    num_tokens = 0
-    for request in requests:
-        group.append(request)
-        num_tokens += len(request.prompt_token_ids)
-        if len(group) == GROUP_PROMPTS or num_tokens >= max_tokens:
-            yield group
-            group, num_tokens = [], 0
-    if group:
-        yield group
 
 
 class _Run:
@@ -202,28 +191,38 @@ class _Run:
         self._engine = engine
         self._exchange = exchange
         self._job = job
+        self._num_step_tokens = engine.engine.model.resolved.scheduler.max_num_batched_tokens
+        self._left = deque(job.requests)
         self._is_let_in = asyncio.Event()
 
-    async def all(self, groups: Sequence[Sequence[ProcessedInput]]) -> None:
+    async def all(self) -> None:
         """The first group asks to be let in; the others take the places that it leaves."""
-        rest = iter(groups)
-        if len(groups) == 1:
-            return await self._one(groups[0])
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._some(rest))
+                tasks.create_task(self._some())
                 for _ in range(NUM_GROUPS - 1):
-                    tasks.create_task(self._some_after_the_first(rest))
+                    tasks.create_task(self._some_after_the_first())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _some(self, groups: Iterator[Sequence[ProcessedInput]]) -> None:
-        for group in groups:
-            await self._one(group)
+    async def _some(self) -> None:
+        while self._left:
+            await self._one(self._next_group())
 
-    async def _some_after_the_first(self, groups: Iterator[Sequence[ProcessedInput]]) -> None:
+    async def _some_after_the_first(self) -> None:
         await self._is_let_in.wait()
-        await self._some(groups)
+        await self._some()
+
+    def _next_group(self) -> list[ProcessedInput]:
+        """About a step's tokens; few where others are served, who share its steps."""
+        is_alone = self._serving.lifecycle.num_in_flight <= 1
+        max_tokens = self._num_step_tokens // (1 if is_alone else POLITE_SHARE)
+        group: list[ProcessedInput] = []
+        num_tokens = 0
+        while self._left and len(group) < GROUP_PROMPTS and (num_tokens < max_tokens or not group):
+            group.append(self._left.popleft())
+            num_tokens += len(group[-1].prompt_token_ids)
+        return group
 
     async def _one(self, group: Sequence[ProcessedInput]) -> None:
         arrival = Arrival(
