@@ -348,6 +348,15 @@ def test_ollama_bodies_that_are_no_json(server: RunningServer) -> None:
     assert server.post(CHAT, b"{}", headers={"content-type": "text/plain"}).status == 415
 
 
+def test_a_body_as_curl_calls_it_unless_told_otherwise(server: RunningServer) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    body = b'{"model": "tiny", "prompt": "a", "stream": false, "options": {"num_predict": 2}}'
+    assert server.post(GENERATE, body, headers=headers).json["done"] is True
+    assert server.post("/v1/completions", body, headers=headers).status == 415
+    foreign = {**headers, "origin": "http://elsewhere.example"}
+    assert server.post(GENERATE, body, headers=foreign).status == 403
+
+
 # -- keys, queue, faults -----------------------------------------------------------------------
 def test_key_is_asked_for_in_the_dialect(serve: Any) -> None:
     with serve(api_key=("sk-right",)) as server:

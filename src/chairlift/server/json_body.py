@@ -7,7 +7,7 @@ refuses them, and refuses before it parses what would only cost time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -100,12 +100,14 @@ async def read_bytes(
     *,
     limits: BodyLimits,
     take: Callable[[int], None] = lambda num_bytes: None,
+    more_types: Collection[bytes] = (),
 ) -> bytearray:
     """The body of a request.  Raises `ApiError` and `ClientClosed`.
 
-    `take` is told of bytes as they come, and may refuse them.
+    `take` is told of bytes as they come, and may refuse them.  `more_types`: what the body may be
+    called besides JSON.
     """
-    _check_headers(headers, limits)
+    _check_headers(headers, limits, more_types)
     return await _read(receive, limits, take)
 
 
@@ -143,12 +145,15 @@ def _containers(value: object) -> list[object]:
     return [item for item in items if isinstance(item, (dict, list))]
 
 
-def _check_headers(headers: Mapping[bytes, bytes], limits: BodyLimits) -> None:
+def _check_headers(
+    headers: Mapping[bytes, bytes], limits: BodyLimits, more_types: Collection[bytes]
+) -> None:
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"identity", b""):
         raise unsupported_media_type("compressed bodies are not accepted; send plain JSON")
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind and kind != b"application/json" and not kind.endswith(b"+json"):
+    is_json = kind == b"application/json" or kind.endswith(b"+json")
+    if kind and not is_json and kind not in more_types:
         raise unsupported_media_type(
             f"the body must be application/json, not {kind[:60].decode('ascii', 'replace')}"
         )

@@ -47,7 +47,13 @@ async def read_body(
     with serving.bodies.share() as take:
         yield await _understood(
             serving,
-            await read_bytes(exchange.headers, receive, limits=limits, take=take),
+            await read_bytes(
+                exchange.headers,
+                receive,
+                limits=limits,
+                take=take,
+                more_types=exchange.wire.more_body_types,
+            ),
             exchange,
             understand,
         )

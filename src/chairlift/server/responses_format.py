@@ -7,7 +7,7 @@ completed, incomplete, or error and failed
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.answer_parts import ReaderFactory, TextPart
@@ -32,6 +32,7 @@ class ResponsesFormat:
     """One answer to a request for a response.  Is the wire of its own stream, for errors in it."""
 
     stream_headers: Sequence[tuple[bytes, bytes]] = HEADERS
+    more_body_types: Collection[bytes] = ()
     ping = PING
     end = DONE
 

@@ -6,7 +6,7 @@ which every answer goes out, those to a wrong key or a bad body included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from chairlift.server.errors import ApiError
@@ -22,6 +22,8 @@ class Wire(Protocol):
     """Written into a stream that has been silent for long; empty if the dialect has no such."""
     end: bytes
     """After the last event of a stream."""
+    more_body_types: Collection[bytes]
+    """What a body of JSON may also be called, besides JSON."""
 
     def error(self, error: ApiError) -> tuple[int, bytes]:
         """Status and body of an answer that is an error."""
@@ -38,6 +40,7 @@ class OpenAiWire:
     stream_headers: Sequence[tuple[bytes, bytes]] = HEADERS
     ping = PING
     end = DONE
+    more_body_types: Collection[bytes] = ()
 
     def error(self, error: ApiError) -> tuple[int, bytes]:
         return error.status, error.body()

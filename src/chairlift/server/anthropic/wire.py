@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from chairlift.server.errors import ApiError
@@ -28,6 +28,7 @@ class AnthropicWire:
     """Server-sent events with names; `message_stop` is the last."""
 
     stream_headers: Sequence[tuple[bytes, bytes]] = HEADERS
+    more_body_types: Collection[bytes] = ()
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
     end = b""
 

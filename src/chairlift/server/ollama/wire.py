@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from chairlift.server.errors import ApiError
 
@@ -18,6 +18,8 @@ class OllamaWire:
     """Lines of JSON; the last one says so itself.  There is no line that says nothing."""
 
     stream_headers: Sequence[tuple[bytes, bytes]] = _HEADERS
+    more_body_types: Collection[bytes] = (b"application/x-www-form-urlencoded",)
+    """As curl calls it unless told otherwise; Ollama's own examples do not tell it."""
     ping = b""
     end = b""
 
