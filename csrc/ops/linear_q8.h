@@ -111,14 +111,6 @@ CHAIRLIFT_INLINE void store_columns(F16 value, float* p, int64_t width) {
   for (int64_t i = 0; i < width; ++i) p[i] = lanes[i];
 }
 
-CHAIRLIFT_INLINE void fetch_to_l2(const uint8_t* p) {
-#if defined(__GNUC__)
-  __builtin_prefetch(p, 0, 2);
-#else
-  (void)p;
-#endif
-}
-
 // ROWS rows times VECTORS of the PANEL_VECTORS vectors of columns, from vector `first` on.
 // FETCH: and asks for some lines of what comes next meanwhile.  Without that the fastest kind is
 // faster still.
@@ -146,7 +138,7 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, A
   const int64_t portion = FETCH ? (ahead.count + o.num_groups - 1) / o.num_groups : 0;
   for (int64_t g = 0; g < o.num_groups; ++g) {
     if constexpr (FETCH && !kIsNear) {
-      for (int64_t i = 0; i < portion; ++i) fetch_to_l2(ahead.first + (g * portion + i) * 64);
+      for (int64_t i = 0; i < portion; ++i) prefetch_far(ahead.first + (g * portion + i) * 64);
     }
     CHAIRLIFT_UNROLL
     for (int piece = 0; piece < KIND::kPieces; ++piece) {
@@ -170,7 +162,7 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, A
               code[v] = Product::prepare(step < 4 ? low_nibbles(both) : high_nibbles(both));
             } else {
               const uint8_t* bytes = codes + step * kStepBytes + v * kCodesBytes;
-              if constexpr (kIsNear) fetch_to_l2(bytes + kNearBytes);
+              if constexpr (kIsNear) prefetch_far(bytes + kNearBytes);
               code[v] = Product::prepare(Codes::load(bytes));
             }
           }
@@ -188,7 +180,7 @@ CHAIRLIFT_INLINE void multiply_q8(const Q8Operands& o, int64_t row, int first, A
         const uint8_t* next = reinterpret_cast<const uint8_t*>(scale) + panel_bytes;
         CHAIRLIFT_UNROLL
         for (size_t i = 0; i < KIND::kScaleRows * VECTORS * kLanes * sizeof(Scale); i += 64) {
-          fetch_to_l2(next + i);
+          prefetch_far(next + i);
         }
       }
       F16 weight_scale[VECTORS], minimum[VECTORS];

@@ -11,7 +11,7 @@ from chairlift.outputs import RequestOutput
 from chairlift.server.app import create_app
 from chairlift.server.exchange import Exchange
 from chairlift.server.metrics_hooks import MetricsHooks
-from chairlift.server.responses import send_bytes
+from chairlift.server.plain_answer import send_bytes
 from chairlift.server.serving import Serving
 from http_harness import until
 

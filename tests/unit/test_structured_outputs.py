@@ -121,10 +121,15 @@ def test_a_schema_that_holds_itself_is_too_deep() -> None:
 
 
 def test_limits_are_reached_and_not_passed() -> None:
-    StructuredOutputsParams(json=nested(MAX_SCHEMA_DEPTH))
-    StructuredOutputsParams(json={"enum": ["x"] * (MAX_SCHEMA_NODES - 2)})
-    StructuredOutputsParams(regex="a" * MAX_REGEX_LENGTH)
-    StructuredOutputsParams(choice=["a"] * MAX_CHOICES)
+    for kind, largest, larger in (
+        ("json", nested(MAX_SCHEMA_DEPTH), nested(MAX_SCHEMA_DEPTH + 1)),
+        ("json", *({"enum": ["x"] * count} for count in (MAX_SCHEMA_NODES - 2, MAX_SCHEMA_NODES))),
+        ("regex", "a" * MAX_REGEX_LENGTH, "a" * (MAX_REGEX_LENGTH + 1)),
+        ("choice", ["a"] * MAX_CHOICES, ["a"] * (MAX_CHOICES + 1)),
+    ):
+        assert StructuredOutputsParams(**{kind: largest}).kind == kind
+        with pytest.raises(RequestError):
+            StructuredOutputsParams(**{kind: larger})
 
 
 def test_whitespace_is_an_option_of_json() -> None:

@@ -30,7 +30,7 @@ from chairlift.server.errors import (
     of_request_error,
 )
 from chairlift.server.exchange import Exchange
-from chairlift.server.responses import send_bytes
+from chairlift.server.plain_answer import send_bytes
 from chairlift.server.serving import Serving
 from chairlift.server.sse import EventStream
 

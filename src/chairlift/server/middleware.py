@@ -28,7 +28,7 @@ from chairlift.server.errors import (
 )
 from chairlift.server.exchange import Exchange, attach, exchange_of
 from chairlift.server.metrics_hooks import MetricsHooks
-from chairlift.server.responses import send_bytes, send_error
+from chairlift.server.plain_answer import send_bytes, send_error
 from chairlift.server.wire import Wire, wire_of
 
 logger = logging.getLogger("chairlift")

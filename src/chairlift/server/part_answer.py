@@ -8,7 +8,7 @@ from starlette.types import Receive, Send
 
 from chairlift.server.disconnect import until_disconnect
 from chairlift.server.generation import swept
-from chairlift.server.responses import JSON, send_bytes
+from chairlift.server.plain_answer import JSON, send_bytes
 from chairlift.server.serving import Serving
 from chairlift.server.sse import EventStream
 

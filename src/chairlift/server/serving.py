@@ -14,13 +14,13 @@ from chairlift.engine.supervisor import EngineSupervisor
 from chairlift.errors import RequestError
 from chairlift.server.admission import AdmissionPolicy, BoundedQueue
 from chairlift.server.auth import KeyRing, read_keys
-from chairlift.server.background import BackgroundRuns
 from chairlift.server.errors import of_request_error
 from chairlift.server.json_body import BodyBudget
 from chairlift.server.lifecycle import Lifecycle
 from chairlift.server.metrics_hooks import MetricsHooks
 from chairlift.server.queue_room import QueueLimits
-from chairlift.server.response_keeping import open_store
+from chairlift.server.responses.background_runs import BackgroundRuns
+from chairlift.server.responses.response_keeping import open_store
 from chairlift.server.served_model import ServedModel, read_template
 from chairlift.server.server_config import ServerConfig
 from chairlift.server.server_metrics import ServerMetrics

@@ -190,4 +190,5 @@ def test_a_large_schema_is_no_trouble(compiler: GrammarCompiler) -> None:
         for index in range(200)
     }
     schema = {"type": "object", "properties": properties, "required": list(properties)[::2]}
-    compiler.compile(StructuredOutputsParams(json=json.dumps(schema)))
+    grammar = compiler.compile(StructuredOutputsParams(json=json.dumps(schema)))
+    assert grammar.new_matcher().compute_mask().any()

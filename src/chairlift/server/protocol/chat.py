@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from chairlift.server.errors import bad_request
+from chairlift.server.protocol.content_parts import MAX_PARTS, check_parts
 from chairlift.server.protocol.sampling_fields import Count, LogprobCount, SamplingFields
 from chairlift.server.protocol.strict_model import StrictModel
 from chairlift.server.protocol.tools import ToolChoiceField, Tools, ToolUse, tool_use_of
 from chairlift.server.protocol.usage import Usage
 
 MAX_MESSAGES = 4096
-MAX_PARTS = 4096
 MAX_TOOL_CALLS = 128
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "preserve_thinking")
 """What `chat_template_kwargs` may set."""
@@ -24,24 +24,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 def _content(value: Any) -> Any:
-    """A string, or a list of text parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of parts")
-    if len(value) > MAX_PARTS:
-        raise ValueError(f"takes at most {MAX_PARTS} parts")
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            raise ValueError(f"part {index} must be an object with a type")
-        if kind != "text":
-            raise ValueError(
-                f"part {index} is of type {kind[:60]!r}; this model reads parts of type 'text' only"
-            )
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {index} must have a text")
-    return value
+    return check_parts(value, {"text": "text"}, reads="parts of type 'text' only")
 
 
 Content = Annotated[

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from chairlift.server.errors import bad_request
-from chairlift.server.protocol.chat import MAX_MESSAGES, MAX_PARTS, TokenLogprobs
+from chairlift.server.protocol.chat import MAX_MESSAGES, TokenLogprobs
+from chairlift.server.protocol.content_parts import check_parts
 from chairlift.server.protocol.strict_model import StrictModel, parse
 
 MAX_ITEMS = MAX_MESSAGES
@@ -31,22 +32,7 @@ Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 
 
 def _parts(value: Any) -> Any:
-    """A string, or a list of parts with a text."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of parts")
-    if len(value) > MAX_PARTS:
-        raise ValueError(f"takes at most {MAX_PARTS} parts")
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            raise ValueError(f"part {index} must be an object with a type")
-        if kind not in _TEXT_OF_PART:
-            raise ValueError(f"part {index} is of type {kind[:60]!r}; this model reads text only")
-        if not isinstance(part.get(_TEXT_OF_PART[kind]), str):
-            raise ValueError(f"part {index} must have a {_TEXT_OF_PART[kind]}")
-    return value
+    return check_parts(value, _TEXT_OF_PART, reads="text only")
 
 
 def _part_list(value: Any) -> Any:

@@ -7,7 +7,7 @@ import json
 from starlette.types import Receive, Scope, Send
 
 from chairlift._version import __version__
-from chairlift.server.responses import send_bytes
+from chairlift.server.plain_answer import send_bytes
 from chairlift.server.serving import Serving
 
 

@@ -16,11 +16,11 @@ from chairlift.server.disconnect import until_disconnect
 from chairlift.server.exchange import Exchange, exchange_of, new_id
 from chairlift.server.generation import Job, answer
 from chairlift.server.json_body import BodyLimits, JsonObject
+from chairlift.server.plain_answer import send_model
 from chairlift.server.protocol.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import read_body
-from chairlift.server.responses import send_model
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 from chairlift.server.translation import Translation, book_ignored, told_by_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from chairlift.server.exchange import exchange_of
-from chairlift.server.responses import send_bytes
+from chairlift.server.plain_answer import send_bytes
 from chairlift.server.serving import Serving
 
 

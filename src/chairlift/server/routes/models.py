@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
+from chairlift.server.plain_answer import send_model
 from chairlift.server.protocol.model import Model, ModelList
-from chairlift.server.responses import send_model
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from chairlift.server.ollama.answer_format import OllamaFormat, load_answer
 from chairlift.server.ollama.completion_body import chat_body, generate_body, raw_body
 from chairlift.server.ollama.model_facts import listed_models, model_info, running_models
 from chairlift.server.ollama.model_names import name_here
+from chairlift.server.plain_answer import send_bytes, send_model
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.completion import CompletionRequest
 from chairlift.server.protocol.ollama import (
@@ -35,7 +37,6 @@ from chairlift.server.protocol.ollama import (
 )
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import book_unknown, read_body
-from chairlift.server.responses import send_bytes, send_model
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 from chairlift.server.translation import Translation, book_ignored, told_by_names
@@ -60,7 +61,7 @@ class _Understood:
 Understand = Callable[[JsonObject], _Understood]
 
 
-class _Generation:
+class _Generation(ABC):
     """What both endpoints that generate do."""
 
     endpoint: str
@@ -69,9 +70,9 @@ class _Generation:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
+    @abstractmethod
     def understand(self, body: JsonObject, served: ServedModel) -> _Understood:
         """Raises `ApiError`, naming the field."""
-        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         serving, exchange = self._serving, exchange_of(scope)

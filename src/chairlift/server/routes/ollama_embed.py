@@ -19,6 +19,7 @@ from chairlift.server.json_body import BodyLimits, JsonObject
 from chairlift.server.ollama.completion_body import check_context
 from chairlift.server.ollama.model_names import name_here
 from chairlift.server.part_answer import in_parts, send_parts
+from chairlift.server.plain_answer import send_model
 from chairlift.server.protocol.field_policy import ignored_fields
 from chairlift.server.protocol.ollama import (
     OllamaEmbeddingsAnswer,
@@ -28,7 +29,6 @@ from chairlift.server.protocol.ollama import (
 )
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import log_prompts, read_body
-from chairlift.server.responses import send_model
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 

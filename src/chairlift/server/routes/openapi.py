@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
 from chairlift._version import __version__
+from chairlift.server.plain_answer import send_bytes
 from chairlift.server.protocol.anthropic import (
     CountTokensRequest,
     MessageAnswer,
@@ -58,7 +59,6 @@ from chairlift.server.protocol.tokenize import (
     TokenizeRequest,
     TokenizerInfo,
 )
-from chairlift.server.responses import send_bytes
 
 Schema = dict[str, Any]
 

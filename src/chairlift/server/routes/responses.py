@@ -11,7 +11,6 @@ from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from chairlift.engine.async_engine import AsyncEngine
-from chairlift.server.background import never_gone, send_to_nobody
 from chairlift.server.errors import (
     ApiError,
     bad_request,
@@ -22,13 +21,14 @@ from chairlift.server.errors import (
 from chairlift.server.exchange import Exchange, exchange_of
 from chairlift.server.generation import answer
 from chairlift.server.json_body import BodyLimits
+from chairlift.server.plain_answer import JSON, send_bytes, send_model
 from chairlift.server.protocol.response import DeletedResponse, ResponseItemList
 from chairlift.server.protocol.response_request import responses_request
 from chairlift.server.request_reading import LARGE_BODY_BYTES, read_body
-from chairlift.server.response_keeping import response_json
-from chairlift.server.responses import JSON, send_bytes, send_model
-from chairlift.server.responses_chat import in_terms_of_responses
-from chairlift.server.responses_job import ResponseWork, response_work
+from chairlift.server.responses.background_runs import never_gone, send_to_nobody
+from chairlift.server.responses.chat_body import in_terms_of_responses
+from chairlift.server.responses.response_keeping import response_json
+from chairlift.server.responses.response_work import ResponseWork, response_work
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 from chairlift.server.wire import OPENAI

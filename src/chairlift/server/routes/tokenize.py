@@ -10,6 +10,7 @@ from chairlift.server.errors import bad_request
 from chairlift.server.exchange import exchange_of
 from chairlift.server.json_body import BodyLimits
 from chairlift.server.logprobs import token_name
+from chairlift.server.plain_answer import send_bytes, send_model
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.protocol.tokenize import (
     DetokenizeAnswer,
@@ -20,7 +21,6 @@ from chairlift.server.protocol.tokenize import (
 )
 from chairlift.server.protocol.tools import tool_use_of
 from chairlift.server.request_reading import book_unknown, read_body
-from chairlift.server.responses import send_bytes, send_model
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 

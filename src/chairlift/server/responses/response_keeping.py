@@ -15,8 +15,8 @@ from chairlift.errors import ConfigError
 from chairlift.server.errors import ApiError
 from chairlift.server.protocol.response import Response
 from chairlift.server.protocol.response_items import KnownItem
-from chairlift.server.response_output import new_item_id
-from chairlift.server.responses_format import ResponsesFormat
+from chairlift.server.responses.answer_format import ResponsesFormat
+from chairlift.server.responses.output_items import new_item_id
 from chairlift.server.server_config import ServerConfig
 from chairlift.state_folder import state_folder
 from chairlift.store.response_store import ResponseStore, StoredItem, StoredResponse

@@ -7,6 +7,7 @@ are made from parts that stay the same: what a token costs is a few joined bytes
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from pydantic import BaseModel
@@ -63,7 +64,7 @@ def new_item_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-class _OpenItem:
+class _OpenItem(ABC):
     """The item that grows now."""
 
     prefix: str
@@ -82,9 +83,9 @@ class _OpenItem:
     def text(self) -> str:
         return "".join(self._pieces)
 
+    @abstractmethod
     def item(self, status: Status) -> OutputItem:
         """As it is now."""
-        raise NotImplementedError
 
     def begin(self) -> bytes:
         """Events before its first piece."""
@@ -125,9 +126,9 @@ class _OpenText(_OpenItem):
     part_kind = "response.content_part"
     """Of the events around its part, without how they end."""
 
+    @abstractmethod
     def part(self) -> BaseModel:
         """Its part as it is now."""
-        raise NotImplementedError
 
     @property
     def _place(self) -> str:

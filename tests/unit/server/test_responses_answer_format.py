@@ -25,7 +25,7 @@ from chairlift.server.answer_parts import (
 )
 from chairlift.server.errors import ApiError
 from chairlift.server.protocol.response import Response
-from chairlift.server.responses_format import ResponsesFormat
+from chairlift.server.responses.answer_format import ResponsesFormat
 from response_events import accumulated, response_events, without_names
 
 Script = list[tuple[str, str]]

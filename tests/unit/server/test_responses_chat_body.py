@@ -10,7 +10,7 @@ from chairlift.server.chat_job import chat_request
 from chairlift.server.errors import ApiError, bad_request
 from chairlift.server.protocol.response_items import KnownItem
 from chairlift.server.protocol.response_request import REFUSED, responses_request
-from chairlift.server.responses_chat import (
+from chairlift.server.responses.chat_body import (
     chat_body,
     chat_messages,
     in_terms_of_responses,

@@ -23,7 +23,7 @@ from chairlift.server.protocol.response import (
 )
 from chairlift.server.protocol.response_items import Status
 from chairlift.server.protocol.usage import usage_of
-from chairlift.server.response_output import EventNumbers, ResponseOutput, event
+from chairlift.server.responses.output_items import EventNumbers, ResponseOutput, event
 from chairlift.server.sse import DONE, HEADERS, PING, json_string
 from chairlift.tokenizer.tokenizer import Tokenizer
 

@@ -25,16 +25,16 @@ from chairlift.server.protocol.response_items import (
 )
 from chairlift.server.protocol.response_request import ResponsesRequest
 from chairlift.server.request_reading import LARGE_BODY_BYTES
-from chairlift.server.response_keeping import ResponseKeeper, stored_input
-from chairlift.server.response_output import new_response_id
-from chairlift.server.responses_chat import (
+from chairlift.server.responses.answer_format import ResponsesFormat
+from chairlift.server.responses.chat_body import (
     ToolPlan,
     chat_body,
     in_terms_of_responses,
     plan_tools,
     response_terms,
 )
-from chairlift.server.responses_format import ResponsesFormat
+from chairlift.server.responses.output_items import new_response_id
+from chairlift.server.responses.response_keeping import ResponseKeeper, stored_input
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
 from chairlift.store.response_store import (

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, over the one chat path and the store."""
