@@ -26,6 +26,7 @@ namespace {
 
 constexpr int64_t kMaxRowsPerItem = 256;
 constexpr int64_t kMinRowsPerItem = 32;
+constexpr int64_t kRowsTogether = 4;             // in a tile's inner loop
 constexpr int64_t kRowBytesPerItem = 384 << 10;  // activations of one item stay in L2
 constexpr int64_t kFewRows = 16;                 // from here on the panel's codes are reused enough
 constexpr int64_t kItemsPerThread = 8;
@@ -284,13 +285,59 @@ bool quantize(ThreadPool& threads, const Q8Kernels& kernels, const Q8Input& inpu
   return has_memory;
 }
 
+// How rows and panels are cut into items.  All panels of some rows come one after the other, so
+// that each thread keeps to rows of its own as soon as there are enough of them: what it has
+// quantised or computed itself is in its own cache, and what another core has may be ten times
+// further away.
+struct ItemGrid {
+  int64_t num_rows;
+  int64_t rows_per_item;
+  int64_t num_panels;
+  int64_t panels_per_item;
+
+  int64_t num_columns() const { return divide_up(num_panels, panels_per_item); }
+  int64_t num_items() const { return divide_up(num_rows, rows_per_item) * num_columns(); }
+
+  LinearQ8Tile tile(int64_t item) const {
+    const int64_t row = item / num_columns() * rows_per_item;
+    const int64_t panel = item % num_columns() * panels_per_item;
+    return {row, std::min(rows_per_item, num_rows - row), panel,
+            std::min(panels_per_item, num_panels - panel), nullptr};
+  }
+};
+
+// Rows of an item: few enough to stay in cache beside a panel, and as many for every thread.
+int64_t rows_per_item(const PackedQ8& w, int64_t rows, int64_t num_threads) {
+  const int64_t row_bytes = group_row_bytes(w.in_features, w.activation_group);
+  const int64_t most = std::clamp(kRowBytesPerItem / row_bytes, kMinRowsPerItem, kMaxRowsPerItem);
+  int64_t pieces = std::clamp<int64_t>(rows / kMinRowsPerItem, 1, num_threads);
+  if (divide_up(rows, pieces) > most) {
+    pieces = divide_up(divide_up(rows, most), num_threads) * num_threads;
+  }
+  const int64_t piece = std::max<int64_t>(1, divide_up(rows, pieces));
+  return divide_up(piece, kRowsTogether) * kRowsTogether;
+}
+
+ItemGrid cut_items(const LinearQ8Task& task, int64_t rows, int64_t num_threads) {
+  const int64_t panels = num_panels(*task.weight);
+  int64_t panels_per_item = 1;
+  if (task.gated_rows) {
+    panels_per_item = q8_gated_panels(task.gated_group);
+  } else if (rows < kFewRows) {
+    panels_per_item =
+        std::clamp<int64_t>(panels / (num_threads * kItemsPerThread), 1, kMaxPanelsPerItem);
+  }
+  return {rows, rows_per_item(*task.weight, rows, num_threads), panels, panels_per_item};
+}
+
 // The thread that computes the last item of its part goes on with its part of the next matrix.
-void look_beyond(const ThreadPool& threads, int64_t item, int64_t num_items, const PackedQ8& next,
-                 LinearQ8Tile* tile) {
-  const int64_t num_threads = threads.num_threads();
+void look_beyond(const ThreadPool& threads, const ItemGrid& grid, int64_t item,
+                 const PackedQ8& next, LinearQ8Tile* tile) {
+  const int64_t num_threads = threads.num_threads(), num_items = grid.num_items();
   const int64_t part = divide_up((item + 1) * num_threads, num_items) - 1;
   if (threads.part_begin(num_items, part + 1) != item + 1) return;
-  const int64_t panel = threads.part_begin(num_panels(next), part);
+  const int64_t panels = num_panels(next), row_items = num_items / grid.num_columns();
+  const int64_t panel = threads.part_begin(row_items * panels, part) % panels;
   tile->after = reinterpret_cast<const uint8_t*>(&next) + panel_offset(next, panel);
   tile->after_bytes = panel_bytes(next, panel_vectors(next, panel));
 }
@@ -305,30 +352,13 @@ bool is_streamed(const PackedQ8& w, int64_t rows, const float* residual, const f
 // Cuts the task into tiles and runs them; false if a thread had no memory for its scratch.
 bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Task& task,
                 int64_t rows, const PackedQ8* next) {
-  const PackedQ8& w = *task.weight;
-  const int64_t panels = num_panels(w), num_threads = threads.num_threads();
-  int64_t panels_per_item = 1;
-  if (task.gated_rows) {
-    panels_per_item = q8_gated_panels(task.gated_group);
-  } else if (rows < kFewRows) {
-    panels_per_item =
-        std::clamp<int64_t>(panels / (num_threads * kItemsPerThread), 1, kMaxPanelsPerItem);
-  }
-  const int64_t row_bytes = group_row_bytes(w.in_features, w.activation_group);
-  const int64_t chunk =
-      std::clamp(kRowBytesPerItem / row_bytes / 4 * 4, kMinRowsPerItem, kMaxRowsPerItem);
-  const int64_t chunks = divide_up(rows, chunk);
-  std::atomic<bool> has_memory{true};
-  // Chunks of rows that share panels come one after the other: the second finds them in cache.
-  const int64_t columns = divide_up(panels, panels_per_item);
+  const ItemGrid grid = cut_items(task, rows, threads.num_threads());
   const ThreadPool::Upcoming upcoming = {reinterpret_cast<const uint8_t*>(next),
                                          next ? next->num_bytes : 0};
+  std::atomic<bool> has_memory{true};
   const auto run_item = [&](int64_t item) {
-    const int64_t first_row = item % chunks * chunk;
-    const int64_t first_panel = item / chunks * panels_per_item;
-    LinearQ8Tile tile = {first_row, std::min(chunk, rows - first_row), first_panel,
-                         std::min(panels_per_item, panels - first_panel), nullptr};
-    if (next) look_beyond(threads, item, columns * chunks, *next, &tile);
+    LinearQ8Tile tile = grid.tile(item);
+    if (next) look_beyond(threads, grid, item, *next, &tile);
     const int64_t bytes = linear_q8_scratch_bytes(task, tile);
     float* scratch = thread_scratch(static_cast<size_t>(bytes / 4 + 1));
     if (scratch) {
@@ -337,7 +367,7 @@ bool run_linear(ThreadPool& threads, const Q8Kernels& kernels, const LinearQ8Tas
       has_memory = false;
     }
   };
-  threads.for_each(columns * chunks, run_item, &upcoming);
+  threads.for_each(grid.num_items(), run_item, &upcoming);
   return has_memory;
 }
 

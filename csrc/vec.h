@@ -255,6 +255,15 @@ CHAIRLIFT_INLINE void end_streams() {
 #endif
 }
 
+// Asks for a cache line to come to L1.
+CHAIRLIFT_INLINE void prefetch_near(const void* p) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p, 0, 3);
+#else
+  (void)p;
+#endif
+}
+
 // Asks for a cache line to come to L2.  Few lines can be on their way to L1 at a time; those bound
 // for L2 keep memory twice as busy.
 CHAIRLIFT_INLINE void prefetch_far(const uint8_t* p) {

@@ -91,6 +91,17 @@ CHAIRLIFT_INLINE void quantize_row(const float* x, int64_t width, uint8_t* recor
 
 constexpr int kGroupsAtOnce = 16;
 
+// Where sixteen groups lie: each so many numbers and bytes after the other.
+struct GroupColumn {
+  const float* first;
+  int64_t stride;
+  uint8_t* first_record;
+  int64_t record_stride;
+  int64_t ahead;  // numbers from a group to the one that is asked for meanwhile
+  CHAIRLIFT_INLINE const float* values(int g) const { return first + g * stride; }
+  CHAIRLIFT_INLINE uint8_t* record(int g) const { return first_record + g * record_stride; }
+};
+
 struct CombineLargest {
   static CHAIRLIFT_INLINE __m512i apply(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
 };
@@ -118,39 +129,66 @@ CHAIRLIFT_INLINE __m512i combine_lanes(const __m512i (&x)[16]) {
                         _mm512_shuffle_i32x4(halves[0], halves[1], 0xdd));
 }
 
-// The codes of a group, which are stored as well; the last vectors are zero if it has only two.
-template <int GROUP>
-CHAIRLIFT_INLINE __m512i write_codes(const float* x, float inverse, uint8_t* record) {
-  const __m512 factor = _mm512_set1_ps(inverse);
-  const __m512 to_integer = _mm512_set1_ps(12582912.0f);  // see quantize_group
-  __m128i codes[4] = {};
+// Sixty-four numbers to bytes.
+CHAIRLIFT_INLINE __m512i codes_of(const float* const (&x)[4], const __m512 (&factor)[4]) {
+  __m512i integers[4];
   CHAIRLIFT_UNROLL
-  for (int i = 0; i < GROUP / kLanes; ++i) {
-    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i * kLanes), factor);
-    codes[i] = _mm512_cvtepi32_epi8(_mm512_castps_si512(_mm512_add_ps(scaled, to_integer)));
+  for (int i = 0; i < 4; ++i) {
+    integers[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x[i]), factor[i]));
   }
-  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(codes[0]), codes[1], 1);
+  // Packing joins what lies in the same 16 bytes of its operands: a matrix of 4 x 4 times four
+  // bytes, to be transposed.
+  const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(integers[0], integers[1]),
+                                            _mm512_packs_epi32(integers[2], integers[3]));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, packed);
+}
+
+// The codes of four groups, which are stored as well; the last halves are zero if they have
+// only 32.
+template <int GROUP>
+CHAIRLIFT_INLINE void write_codes(const GroupColumn& groups, int first, const float* inverse,
+                                  __m512i (&codes)[4]) {
   if constexpr (GROUP == 64) {
-    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(codes[2]), codes[3], 1);
-    const __m512i all = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-    _mm512_storeu_si512(record, all);
-    return all;
+    CHAIRLIFT_UNROLL
+    for (int g = 0; g < 4; ++g) {
+      const float* x = groups.values(first + g);
+      const __m512 factor = _mm512_set1_ps(inverse[first + g]);
+      codes[g] = codes_of({x, x + 16, x + 32, x + 48}, {factor, factor, factor, factor});
+      _mm512_storeu_si512(groups.record(first + g), codes[g]);
+    }
   } else {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(record), low);
-    return _mm512_zextsi256_si512(low);
+    CHAIRLIFT_UNROLL
+    for (int g = 0; g < 4; g += 2) {
+      const float *x = groups.values(first + g), *y = groups.values(first + g + 1);
+      const __m512 factor = _mm512_set1_ps(inverse[first + g]);
+      const __m512 other = _mm512_set1_ps(inverse[first + g + 1]);
+      const __m512i both = codes_of({x, x + 16, y, y + 16}, {factor, factor, other, other});
+      const __m256i low = _mm512_castsi512_si256(both), high = _mm512_extracti64x4_epi64(both, 1);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups.record(first + g)), low);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups.record(first + g + 1)), high);
+      codes[g] = _mm512_zextsi256_si512(low);
+      codes[g + 1] = _mm512_zextsi256_si512(high);
+    }
   }
+}
+
+// Sums of four signed bytes each.
+CHAIRLIFT_INLINE __m512i sums_of_four(__m512i codes) {
+  const __m512i ones = _mm512_set1_epi8(1);
+#if defined(CHAIRLIFT_DOT_VNNI)
+  return _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, codes);
+#else
+  return _mm512_madd_epi16(_mm512_maddubs_epi16(ones, codes), _mm512_set1_epi16(1));
+#endif
 }
 
 // For four groups their sums of sixteen codes: lane 4 * j + g of the result belongs to the j-th
 // sixteen codes of group g.
 CHAIRLIFT_INLINE __m512i sums_of_codes(const __m512i (&codes)[4]) {
-  const __m512i ones = _mm512_set1_epi8(1);
   __m512i sum[4];
   CHAIRLIFT_UNROLL
-  for (int g = 0; g < 4; ++g) {
-    // Signed bytes times one, in pairs and then in fours.
-    sum[g] = _mm512_madd_epi16(_mm512_maddubs_epi16(ones, codes[g]), _mm512_set1_epi16(1));
-  }
+  for (int g = 0; g < 4; ++g) sum[g] = sums_of_four(codes[g]);
   const __m512i first = _mm512_add_epi32(_mm512_unpacklo_epi32(sum[0], sum[1]),
                                          _mm512_unpackhi_epi32(sum[0], sum[1]));
   const __m512i second = _mm512_add_epi32(_mm512_unpacklo_epi32(sum[2], sum[3]),
@@ -167,26 +205,10 @@ CHAIRLIFT_INLINE __m512i join_quarters(const __m128i (&x)[4]) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// Where sixteen groups lie: one below the other in as many rows, or anywhere.
-struct GroupColumn {
-  const float* first;
-  int64_t stride;
-  uint8_t* first_record;
-  int64_t row_bytes;
-  CHAIRLIFT_INLINE const float* values(int g) const { return first + g * stride; }
-  CHAIRLIFT_INLINE uint8_t* record(int g) const { return first_record + g * row_bytes; }
-};
-
-struct GroupList {
-  const float* from[kGroupsAtOnce];
-  uint8_t* to[kGroupsAtOnce];
-  CHAIRLIFT_INLINE const float* values(int g) const { return from[g]; }
-  CHAIRLIFT_INLINE uint8_t* record(int g) const { return to[g]; }
-};
-
 // Tails to behind the codes of their groups.
-template <int GROUP, class GROUPS>
-CHAIRLIFT_INLINE void store_tails(__m512 scale, __m512i sum, __m512i first, const GROUPS& groups) {
+template <int GROUP>
+CHAIRLIFT_INLINE void store_tails(__m512 scale, __m512i sum, __m512i first,
+                                  const GroupColumn& groups) {
   const __m512 scaled = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sum));
   const __m512i scale_bits = _mm512_castps_si512(scale), scaled_bits = _mm512_castps_si512(scaled);
   const __m512i low[2] = {_mm512_unpacklo_epi32(scale_bits, scaled_bits),
@@ -206,39 +228,52 @@ CHAIRLIFT_INLINE void store_tails(__m512 scale, __m512i sum, __m512i first, cons
   }
 }
 
-// What quantize_group does, for sixteen groups: largest numbers, divisions and sums side by side.
-template <int GROUP, class GROUPS>
-CHAIRLIFT_NOINLINE void quantize_sixteen_groups(const GROUPS& groups) {
-  constexpr int kVectors = GROUP / kLanes;
+// What sixteen groups are scaled by.
+struct GroupSteps {
+  alignas(64) float inverse[kGroupsAtOnce];
+  __m512 step;
+  __mmask16 is_used;  // others are zero
+  bool is_finite;
+};
+
+template <int GROUP>
+CHAIRLIFT_INLINE void measure_sixteen_groups(const GroupColumn& groups, GroupSteps* steps) {
   const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
-  __m512i magnitudes[16];
+  __m512i magnitudes[kGroupsAtOnce];
   CHAIRLIFT_UNROLL
-  for (int g = 0; g < 16; ++g) {
+  for (int g = 0; g < kGroupsAtOnce; ++g) {
     const float* x = groups.values(g);
+    CHAIRLIFT_UNROLL
+    for (int i = 0; i < GROUP / kLanes; ++i) prefetch_near(x + groups.ahead + i * kLanes);
     magnitudes[g] = _mm512_and_si512(_mm512_loadu_si512(x), no_sign);
     CHAIRLIFT_UNROLL
-    for (int i = 1; i < kVectors; ++i) {
+    for (int i = 1; i < GROUP / kLanes; ++i) {
       magnitudes[g] = _mm512_max_epi32(
           magnitudes[g], _mm512_and_si512(_mm512_loadu_si512(x + i * kLanes), no_sign));
     }
   }
   const __m512i largest = combine_lanes<CombineLargest>(magnitudes);
-  if (_mm512_cmpge_epi32_mask(largest, _mm512_set1_epi32(0x7f800000))) {  // not finite: rare
-    for (int g = 0; g < 16; ++g) quantize_row<GROUP>(groups.values(g), GROUP, groups.record(g));
+  steps->is_finite = !_mm512_cmpge_epi32_mask(largest, _mm512_set1_epi32(0x7f800000));
+  steps->step = _mm512_div_ps(_mm512_castsi512_ps(largest), _mm512_set1_ps(127.0f));
+  steps->is_used = _mm512_cmp_ps_mask(steps->step, _mm512_set1_ps(1.17549435e-38f), _CMP_GE_OQ);
+  _mm512_store_ps(steps->inverse,
+                  _mm512_maskz_div_ps(steps->is_used, _mm512_set1_ps(1.0f), steps->step));
+}
+
+// What quantize_group does, for sixteen groups: largest numbers, divisions and sums side by side.
+template <int GROUP>
+CHAIRLIFT_INLINE void write_sixteen_groups(const GroupColumn& groups, const GroupSteps& steps) {
+  if (!steps.is_finite) {  // rare
+    for (int g = 0; g < kGroupsAtOnce; ++g) {
+      quantize_row<GROUP>(groups.values(g), GROUP, groups.record(g));
+    }
     return;
   }
-  const __m512 step = _mm512_div_ps(_mm512_castsi512_ps(largest), _mm512_set1_ps(127.0f));
-  const __mmask16 is_used = _mm512_cmp_ps_mask(step, _mm512_set1_ps(1.17549435e-38f), _CMP_GE_OQ);
-  alignas(64) float inverse[16];
-  _mm512_store_ps(inverse, _mm512_maskz_div_ps(is_used, _mm512_set1_ps(1.0f), step));
   __m128i sums[4], first_halves[4];
   CHAIRLIFT_UNROLL
-  for (int g = 0; g < 16; g += 4) {
+  for (int g = 0; g < kGroupsAtOnce; g += 4) {
     __m512i codes[4];
-    CHAIRLIFT_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      codes[i] = write_codes<GROUP>(groups.values(g + i), inverse[g + i], groups.record(g + i));
-    }
+    write_codes<GROUP>(groups, g, steps.inverse, codes);
     const __m512i of_sixteen = sums_of_codes(codes);
     const __m128i a = _mm512_castsi512_si128(of_sixteen);
     const __m128i b = _mm512_extracti32x4_epi32(of_sixteen, 1);
@@ -252,13 +287,26 @@ CHAIRLIFT_NOINLINE void quantize_sixteen_groups(const GROUPS& groups) {
     first_halves[g / 4] = first;
   }
   // To eleven bits, as round_to_eleven_bits.
-  const __m512i bits = _mm512_castps_si512(step);
+  const __m512i bits = _mm512_castps_si512(steps.step);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 13), _mm512_set1_epi32(1));
   const __m512i rounded =
       _mm512_and_si512(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x0fff))),
                        _mm512_set1_epi32(~0x1fff));
-  const __m512 scale = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(is_used, rounded));
+  const __m512 scale = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(steps.is_used, rounded));
   store_tails<GROUP>(scale, join_quarters(sums), join_quarters(first_halves), groups);
+}
+
+// Sixteen groups after the other, `count` times; the next ones are measured before some are
+// written, which hides how long divisions take.
+template <int GROUP, class COLUMN_AT>
+CHAIRLIFT_INLINE void quantize_columns(int64_t count, const COLUMN_AT& column_at) {
+  if (count == 0) return;
+  GroupSteps steps[2];
+  measure_sixteen_groups<GROUP>(column_at(0), &steps[0]);
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + 1 < count) measure_sixteen_groups<GROUP>(column_at(i + 1), &steps[(i + 1) % 2]);
+    write_sixteen_groups<GROUP>(column_at(i), steps[i % 2]);
+  }
 }
 
 // Rows [num_rows, stride] of whole groups, sixteen groups at once; returns how many groups, in the
@@ -267,30 +315,23 @@ template <int GROUP>
 int64_t quantize_many_groups(const float* x, int64_t num_rows, int64_t stride,
                              int64_t groups_per_row, int64_t row_bytes, uint8_t* records) {
   constexpr int64_t kRecordBytes = GROUP + kGroupTailBytes;
+  if (stride == groups_per_row * GROUP && row_bytes == groups_per_row * kRecordBytes) {
+    const int64_t count = num_rows * groups_per_row / kGroupsAtOnce;
+    quantize_columns<GROUP>(count, [&](int64_t i) {
+      const int64_t group = i * kGroupsAtOnce;
+      return GroupColumn{x + group * GROUP, GROUP, records + group * kRecordBytes, kRecordBytes,
+                         kGroupsAtOnce * GROUP};
+    });
+    return count * kGroupsAtOnce;
+  }
   int64_t row = 0;
   for (; row + kGroupsAtOnce <= num_rows; row += kGroupsAtOnce) {
-    for (int64_t group = 0; group < groups_per_row; ++group) {
-      quantize_sixteen_groups<GROUP>(GroupColumn{x + row * stride + group * GROUP, stride,
-                                                 records + row * row_bytes + group * kRecordBytes,
-                                                 row_bytes});
-    }
+    quantize_columns<GROUP>(groups_per_row, [&](int64_t group) {
+      return GroupColumn{x + row * stride + group * GROUP, stride,
+                         records + row * row_bytes + group * kRecordBytes, row_bytes, GROUP};
+    });
   }
-  const int64_t left = (num_rows - row) * groups_per_row;
-  const int64_t done = row * groups_per_row, total = done + left / kGroupsAtOnce * kGroupsAtOnce;
-  int64_t group = 0;
-  for (int64_t index = done; index < total; index += kGroupsAtOnce) {
-    GroupList list;
-    for (int g = 0; g < kGroupsAtOnce; ++g) {
-      list.from[g] = x + row * stride + group * GROUP;
-      list.to[g] = records + row * row_bytes + group * kRecordBytes;
-      if (++group == groups_per_row) {
-        group = 0;
-        ++row;
-      }
-    }
-    quantize_sixteen_groups<GROUP>(list);
-  }
-  return total;
+  return row * groups_per_row;
 }
 
 #else

@@ -67,10 +67,13 @@ def constant_weights(codes: np.ndarray, bits: int) -> GroupedWeights:
 
 @pytest.mark.parametrize("group_size", [32, 64])
 @pytest.mark.parametrize("width", [1, 31, 32, 64, 65, 576])
-def test_quantised_rows_equal_numpys(ops: Q8Ops, width: int, group_size: int) -> None:
+@pytest.mark.parametrize("num_rows", [9, 41, 64])
+def test_quantised_rows_equal_numpys(
+    ops: Q8Ops, num_rows: int, width: int, group_size: int
+) -> None:
     rng = np.random.default_rng(width)
-    x = random(41, width, seed=width)
-    x *= np.float32(10) ** rng.integers(-44, 38, (41, 1)).astype(np.float32)
+    x = random(num_rows, width, seed=width)
+    x *= np.float32(10) ** rng.integers(-44, 38, (num_rows, 1)).astype(np.float32)
     x[3] = 0
     x[4, 0] = 1e4
     x[5] = rng.integers(-254, 255, width) / 2  # ties
@@ -87,6 +90,23 @@ def test_scales_are_those_of_half_precision_where_it_reaches(ops: Q8Ops) -> None
     x = random(50, 32)
     expected = (np.abs(x).max(axis=1) / np.float32(127)).astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(ops.quantise_rows(x).scales[:, 0], expected)
+
+
+@pytest.mark.parametrize("group_size", [32, 64])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_spoils_its_group_only(
+    ops: Q8Ops, poison: float, group_size: int
+) -> None:
+    x = random(48, 192)
+    clean = ops.quantise_rows(x, group_size)
+    x[33, 70] = poison
+    ours = ops.quantise_rows(x, group_size)
+    spoilt = [33, 70 // group_size]
+    assert np.argwhere(np.isnan(ours.scales)).tolist() == [spoilt]
+    codes = [rows.codes.reshape(48, -1, group_size) for rows in (ours, clean)]
+    assert not codes[0][tuple(spoilt)].any()
+    codes[1][tuple(spoilt)] = 0
+    np.testing.assert_array_equal(*codes)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -226,16 +246,18 @@ def test_bits_of_an_output_larger_than_caches(ops: Q8Ops, width: int, per_channe
         np.testing.assert_array_equal(ops.linear(x[rows], weight), whole[rows])
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("num_threads", [1, 3, 11])
 def test_bits_do_not_depend_on_threads(ops: Q8Ops, num_threads: int) -> None:
     weight = ops.pack(random_weights((960, 96), 4, 32, False))
-    x = random(300, 96)
+    gate_up = ops.pack(random_weights((384, 96), 4, 32, False), interleave=32)
+    down = ops.pack(random_weights((96, 192), 4, 32, False))
+    x = random(600, 96)
     kernels = NativeKernels(num_threads)
     others = Q8Ops(kernels.library, kernels.pool)
-    for num_rows in (1, 7, 300):
-        np.testing.assert_array_equal(
-            others.linear(x[:num_rows], weight), ops.linear(x[:num_rows], weight)
-        )
+    for num_rows in (1, 7, 63, 64, 65, 129, 300, 600):  # whole threads' rows, and others
+        rows = x[:num_rows]
+        np.testing.assert_array_equal(others.linear(rows, weight), ops.linear(rows, weight))
+        np.testing.assert_array_equal(others.mlp(rows, gate_up, down), ops.mlp(rows, gate_up, down))
 
 
 def test_residual_may_be_the_output(ops: Q8Ops) -> None:
