@@ -30,7 +30,7 @@ namespace {
 
 constexpr int64_t kQueriesPerTile = 96;  // of one key/value head
 constexpr int64_t kSplitQueries = 32;    // larger tiles are not split along the context
-constexpr int64_t kItemsPerThread = 12;
+constexpr int64_t kItemsPerThread = 12;  // what others may help with is a twelfth
 constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kMinSplitGroups = 4;  // below that, partials cost more than they bring
 
@@ -97,6 +97,7 @@ int32_t check_attention(const chairlift_attention& task) {
 struct KvItem {
   int64_t first_tile;
   int64_t num_tiles;
+  int64_t end_of_thread;  // the last tile, and one, of the thread that will probably take it
 };
 
 struct KvPlan {
@@ -135,13 +136,47 @@ std::vector<KvTile> cut_rows(const chairlift_attention& task) {
   return tiles;
 }
 
+// Calls `work(begin, end)` for `num_runs` runs of tiles that cost about the same.
+template <class Work>
+void cut_by_cost(const KvTile* tiles, int64_t num_tiles, int64_t num_runs, const Work& work) {
+  int64_t total = 0, cost = 0, end = 0;
+  for (int64_t i = 0; i < num_tiles; ++i) total += cost_of(tiles[i]);
+  for (int64_t run = 1; run <= num_runs; ++run) {
+    const int64_t begin = end;
+    // A tile belongs to the run that its middle is in.
+    while (end < num_tiles && (cost + cost_of(tiles[end]) / 2) * num_runs < total * run) {
+      cost += cost_of(tiles[end++]);
+    }
+    if (run == num_runs) end = num_tiles;
+    work(begin, end);
+  }
+}
+
+// Tiles to items, as many for each thread.  A thread gets rows that lie together: those whose keys
+// and values it has stored, and whose outputs it will read.  Its costly tiles come first, so that
+// little is left at the end for others to help with.
+void share_out(int64_t num_threads, KvPlan* plan) {
+  const int64_t num_tiles = static_cast<int64_t>(plan->tiles.size());
+  const int64_t num_shares = std::min(num_threads, num_tiles);
+  const int64_t num_items = std::min(kItemsPerThread, divide_up(num_tiles, num_threads));
+  plan->items.reserve(static_cast<size_t>(num_shares * num_items));
+  const auto add_items = [&](int64_t begin, int64_t end) {
+    KvTile* const tiles = plan->tiles.data() + begin;
+    std::stable_sort(tiles, tiles + (end - begin),
+                     [](const KvTile& a, const KvTile& b) { return cost_of(a) > cost_of(b); });
+    cut_by_cost(tiles, end - begin, num_items, [&](int64_t first, int64_t last) {
+      plan->items.push_back({begin + first, last - first, end});
+    });
+  };
+  cut_by_cost(plan->tiles.data(), num_tiles, num_shares, add_items);
+}
+
 // Results depend neither on the cut nor on who computes what.
 KvPlan plan_attention(const chairlift_attention& task, int64_t num_threads) {
   const int64_t group = task.num_heads / task.num_kv_heads;
   std::vector<KvTile> whole = cut_rows(task);
   int64_t total = 0;
   for (const KvTile& tile : whole) total += cost_of(tile);
-  const int64_t share = std::max<int64_t>(1, total / (num_threads * kItemsPerThread));
   const int64_t split_above = std::max<int64_t>(1, total / (num_threads * 4));
 
   KvPlan plan;
@@ -165,7 +200,8 @@ KvPlan plan_attention(const chairlift_attention& task, int64_t num_threads) {
     const int64_t group_floats =
         tile.num_kv_heads * queries *
         (kPartialSums + divide_up(task.head_dim, kLaneFloats) * kLaneFloats);
-    for (int64_t i = 0; i < pieces; ++i) {
+    // The newest positions first: who has stored them is the first to begin.
+    for (int64_t i = pieces - 1; i >= 0; --i) {
       KvTile piece = tile;
       const int64_t begin = tile.num_groups * i / pieces;
       piece.first_group += begin;
@@ -183,18 +219,7 @@ KvPlan plan_attention(const chairlift_attention& task, int64_t num_threads) {
   for (size_t i = 0; i < plan.merges.size(); ++i) {
     plan.merges[i].partials = plan.partials.get() + merge_offsets[i];
   }
-  // Costly tiles first, so that the threads finish together.
-  std::stable_sort(plan.tiles.begin(), plan.tiles.end(),
-                   [](const KvTile& a, const KvTile& b) { return cost_of(a) > cost_of(b); });
-  int64_t cost = share;
-  for (size_t i = 0; i < plan.tiles.size(); ++i) {
-    if (cost >= share) {
-      plan.items.push_back({static_cast<int64_t>(i), 0});
-      cost = 0;
-    }
-    ++plan.items.back().num_tiles;
-    cost += cost_of(plan.tiles[i]);
-  }
+  share_out(num_threads, &plan);
   return plan;
 }
 
@@ -206,16 +231,15 @@ int32_t attend(ThreadPool& threads, const chairlift_attention& task) {
   std::atomic<bool> memory_ran_out{false};
   threads.for_each(static_cast<int64_t>(plan.items.size()), [&](int64_t i) {
     const KvItem& item = plan.items[i];
-    const KvTile* tiles = plan.tiles.data() + item.first_tile;
-    int64_t floats = 0;
-    for (int64_t t = 0; t < item.num_tiles; ++t) {
-      floats = std::max(floats, attention_scratch_floats(task, tiles[t]));
-    }
-    float* scratch = thread_scratch(static_cast<size_t>(floats));
-    if (scratch) {
-      kernels.attend(task, tiles, item.num_tiles, scratch);
-    } else {
-      memory_ran_out = true;
+    for (int64_t t = item.first_tile; t < item.first_tile + item.num_tiles; ++t) {
+      const KvTile& tile = plan.tiles[t];
+      const KvTile* following = t + 1 < item.end_of_thread ? &tile + 1 : nullptr;
+      float* scratch = thread_scratch(static_cast<size_t>(attention_scratch_floats(task, tile)));
+      if (scratch) {
+        kernels.attend(task, tile, following, scratch);
+      } else {
+        memory_ran_out = true;
+      }
     }
   });
   threads.for_each(static_cast<int64_t>(plan.merges.size()), [&](int64_t i) {

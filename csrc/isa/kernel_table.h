@@ -74,7 +74,8 @@ constexpr int64_t kPartialSums = 32;
 
 // Attention over keys and values of some types.
 struct AttentionKernels {
-  void (*attend)(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
+  // The keys of `following`, which may be null, are asked for towards the end.
+  void (*attend)(const chairlift_attention& task, const KvTile& tile, const KvTile* following,
                  float* scratch);
   // Merges the partials of a tile's groups, [groups][key/value heads][queries].
   void (*merge)(const chairlift_attention& task, const KvTile& tile, float* scratch);

@@ -735,15 +735,15 @@ void merge_partials(const chairlift_attention& task, const KvTile& tile, float* 
   finish_queries(task, tile, group_heads, state);
 }
 
-void attend(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
+void attend(const chairlift_attention& task, const KvTile& tile, const KvTile* following,
             float* memory) {
   switch (task.kv_type) {
     case CHAIRLIFT_KV_FLOAT16:
-      return attend_tiles<Half>(task, tiles, num_tiles, memory);
+      return attend_tile<Half>(task, tile, following, memory);
     case CHAIRLIFT_KV_BFLOAT16:
-      return attend_tiles<BFloat16>(task, tiles, num_tiles, memory);
+      return attend_tile<BFloat16>(task, tile, following, memory);
     default:
-      return attend_tiles<float>(task, tiles, num_tiles, memory);
+      return attend_tile<float>(task, tile, following, memory);
   }
 }
 

@@ -735,13 +735,6 @@ void attend_tile(const chairlift_attention& task, const KvTile& tile, const KvTi
   if (!tile.partials) finish_queries(task, tile, group_heads, state);
 }
 
-void attend_tiles(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
-                  float* memory) {
-  for (int64_t i = 0; i < num_tiles; ++i) {
-    attend_tile(task, tiles[i], i + 1 < num_tiles ? tiles + i + 1 : nullptr, memory);
-  }
-}
-
 void merge_partials(const chairlift_attention& task, const KvTile& tile, float* memory) {
   const int64_t dim = task.head_dim, group_heads = task.num_heads / task.num_kv_heads;
   const int64_t num_queries = tile.num_kv_heads * tile.num_rows * group_heads;
@@ -786,7 +779,7 @@ int64_t read_pieces(const uint8_t* memory, int64_t stride, int64_t num_bytes, co
   return static_cast<int64_t>(sum_lanes(to_float((sum[0] + sum[1]) + (sum[2] + sum[3]))));
 }
 
-constexpr KvKernels kKvKernels = {store_kv, store_qkv, attend_tiles, merge_partials, read_pieces};
+constexpr KvKernels kKvKernels = {store_kv, store_qkv, attend_tile, merge_partials, read_pieces};
 
 }  // namespace
 }  // namespace chairlift
