@@ -172,7 +172,7 @@ class Moment:
 
 def arrival(queue: BoundedQueue, engine: Any, name: str, num_tokens: int) -> Any:
     from chairlift.sampling_params import SamplingParams
-    from chairlift.server.admission import Arrival
+    from chairlift.server.arrival import Arrival
 
     request = engine.process_input([5] * num_tokens, SamplingParams(), request_id=name)
     return Arrival(key_name="", priority=0, requests=[request])

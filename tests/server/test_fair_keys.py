@@ -11,7 +11,8 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.admission import Arrival, BoundedQueue
+from chairlift.server.admission import BoundedQueue
+from chairlift.server.arrival import Arrival
 from chairlift.server.auth import KeyRing, read_keys
 from chairlift.server.errors import ApiError
 from chairlift.server.queue_room import QueueLimits

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
@@ -20,25 +20,39 @@ from chairlift.clock import ManualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv_cache_manager import KVCacheManager
+from chairlift.core.request import Request
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.scheduler_output import RunnerOutput, SampledToken, SchedulerOutput
 from chairlift.engine.deadlines import Deadlines
 from chairlift.engine.input_processor import ProcessedInput
+from chairlift.events import StepRecord
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.admission import Arrival, BoundedQueue
+from chairlift.server.admission import BoundedQueue
+from chairlift.server.arrival import Arrival
 from chairlift.server.errors import ApiError
 from chairlift.server.queue_room import QueueLimits
-from chairlift.server.service_estimate import ServiceEstimate
+from chairlift.server.service_estimate import ServiceEstimate, WorkAhead
 from fake_executor import FinishedStep, make_request
-from http_harness import until
+from http_harness import MODEL, until
 from server_gate import Gate
 
 STEP_S, TOKEN_S = 0.005, 0.001
 PROMPT = OUTPUT = 64
 CAPACITY = 7.3
 """Requests a second, about: 128 tokens each, and their part of the steps."""
+VECTOR = 8
+"""Tokens of a text of which the vector is wanted."""
 DEADLINE_S = 9.0
 RUN_S, RAMP_S = 40.0, 10.0
+
+
+NOTHING: dict[str, Any] = {
+    **{each.name: 0 for each in fields(StepRecord)},
+    **{name: () for name in ("members", "admitted", "finished", "preemptions")},
+    "limit": "arrivals",
+    "error": None,
+}
+"""The record of a step in which nothing happened."""
 
 
 @dataclass
@@ -99,13 +113,22 @@ class Server:
         self.deadlines = Deadlines()
         self.inside: dict[str, Arrival] = {}
         self.outcome = Outcome()
-        self.num_arrivals = 0
+        self.num_arrivals = self.num_vectors = 0
 
-    def run(self, rates: Mapping[str, float], *, tells_deadline: bool = True) -> Outcome:
-        """`rates`: requests a second, by key.  `tells_deadline`: to the queue, not only to us."""
+    def run(
+        self,
+        rates: Mapping[str, float],
+        *,
+        tells_deadline: bool = True,
+        vectors_per_s: float = 0.0,
+    ) -> Outcome:
+        """`rates`: requests a second, by key.  `tells_deadline`: to the queue, not only to us.
+        `vectors_per_s`: of short texts, which come whatever happens."""
         draw = random.Random(7)
         due = {key: draw.expovariate(rate) for key, rate in rates.items()}
         while self.clock.now() < RUN_S:
+            while self.num_vectors < vectors_per_s * self.clock.now():
+                self.add_vector()
             for key, rate in rates.items():
                 while due[key] <= self.clock.now():
                     self.arrive(key, due[key], tells_deadline)
@@ -124,16 +147,9 @@ class Server:
         self.num_arrivals += 1
         name = f"{key}/{self.num_arrivals}"
         request = make_request(name, PROMPT, OUTPUT, tenant=key)
-        processed = ProcessedInput(
-            request_id=name,
-            prompt=None,
-            prompt_token_ids=tuple(request.prompt_token_ids),
-            params=SamplingParams(),
-            children=(request,),
-        )
         deadline_s = at_s + DEADLINE_S
         told_s = deadline_s if tells_deadline else None
-        arrival = Arrival(key_name=key, priority=0, requests=[processed], deadline_s=told_s)
+        arrival = arrival_of(request, told_s)
         try:
             self.queue.check_open(key)
             self.queue.check_time(key, told_s)
@@ -146,14 +162,34 @@ class Server:
         self.inside[name] = arrival
         self.deadlines.add(name, deadline_s)
 
+    def add_vector(self) -> None:
+        self.num_vectors += 1
+        request = make_request(f"vector/{self.num_vectors}", VECTOR, 0)
+        self.inside[request.request_id] = arrival_of(request)
+        self.queue.admit(self.inside[request.request_id])
+        self.core.add_request(request)
+
     def step(self) -> None:
         for update in self.core.step():
             if update.is_released and update.request_id in self.inside:
                 self.queue.leave(self.inside.pop(update.request_id))
+                if update.request_id.startswith("vector/"):
+                    continue
                 self.deadlines.remove(update.request_id)
                 if self.clock.now() > RAMP_S:
                     key = update.request_id.partition("/")[0]
                     self.outcome.num_good_tokens[key] += OUTPUT
+
+
+def arrival_of(request: Request, deadline_s: float | None = None) -> Arrival:
+    processed = ProcessedInput(
+        request_id=request.request_id,
+        prompt=None,
+        prompt_token_ids=tuple(request.prompt_token_ids),
+        params=SamplingParams(),
+        children=(request,),
+    )
+    return Arrival(key_name=request.tenant, priority=0, requests=[processed], deadline_s=deadline_s)
 
 
 @pytest.mark.parametrize("max_num_seqs", [16, 256])
@@ -197,9 +233,63 @@ def test_little_load_is_never_turned_away() -> None:
 
 def test_nothing_is_turned_away_before_anything_is_known() -> None:
     estimate = ServiceEstimate()
-    asked = {"num_prompt_tokens": 10.0, "num_running": 50.0, "num_waiting": 50.0}
-    assert estimate.seconds(max_tokens=1000, **asked) == 0.0
-    assert estimate.seconds(max_tokens=None, **asked) == 0.0
+    ahead = WorkAhead(num_running=50, num_waiting=50, num_vector_tokens=5000)
+    for max_tokens in (1000, None):
+        asked = {"max_tokens": max_tokens, "num_prompt_tokens": 10.0, "ahead": ahead}
+        assert estimate.answer_s(**asked) == 0.0
+    assert estimate.vectors_s(num_tokens=1000, ahead=ahead) == 0.0
+
+
+# -- vectors -----------------------------------------------------------------------------------
+def test_vectors_among_them_make_no_answer_late() -> None:
+    """They are short, and far more than the answers: taken for answers, they promise the moon."""
+    alone = Server().run({"": 10 * CAPACITY})
+    server = Server()
+    outcome = server.run({"": 10 * CAPACITY}, vectors_per_s=30)
+    assert outcome.causes["deadline_unreachable"] > 0
+    assert outcome.num_late <= 0.05 * RUN_S * CAPACITY
+    vectors_share = 30 * VECTOR * TOKEN_S
+    assert outcome.goodput >= 0.85 * (1 - vectors_share) * alone.goodput
+
+
+def test_short_texts_are_no_short_answers() -> None:
+    def estimate(vectors_per_s: float) -> float:
+        server = Server()
+        server.run({"": 0.3 * CAPACITY}, vectors_per_s=vectors_per_s)
+        ahead = WorkAhead(num_running=10, num_waiting=10)
+        return server.queue._estimate.answer_s(max_tokens=None, num_prompt_tokens=0, ahead=ahead)
+
+    assert estimate(20) >= 0.9 * estimate(0) > 0
+
+
+def test_vectors_are_not_turned_away_for_long_answers() -> None:
+    """Answers that would take minutes get on with them: a few tokens come in the next steps."""
+    server = Server()
+    server.run({"": CAPACITY}, vectors_per_s=5)
+    for index in range(400):
+        server.queue.admit(arrival_of(make_request(f"long/{index}", PROMPT, 5000)))
+        server.queue.step_done(StepRecord(**{**NOTHING, "admitted": (f"long/{index}",)}))
+    soon_s = server.clock.now() + 2.0
+    with pytest.raises(ApiError, match="at the measured rate"):
+        server.queue.check_time("", soon_s)
+    server.queue.check_time("", soon_s, wants_vectors=True)
+    server.queue.admit(arrival_of(make_request("short", VECTOR, 0), soon_s))
+    with pytest.raises(ApiError, match="at the measured rate"):
+        server.queue.admit(arrival_of(make_request("book", 100_000, 0), soon_s))
+
+
+def test_line_of_answers_does_not_move_because_vectors_do() -> None:
+    server = Server()
+    queue, clock = server.queue, server.clock
+    for index in range(100):
+        queue.admit(arrival_of(make_request(f"answer/{index}", PROMPT, OUTPUT)))
+    for index in range(10):
+        clock.advance(1.0)
+        names = [f"answer/{index}", *(f"vector/{index}/{i}" for i in range(50))]
+        for name in names[1:]:
+            queue.admit(arrival_of(make_request(name, VECTOR, 0)))
+        queue.step_done(StepRecord(**{**NOTHING, "admitted": tuple(names)}))
+    assert 40 <= queue.retry_after_s() <= 50, "half of 90 at one a second"
 
 
 def test_idle_server_takes_what_comes() -> None:
@@ -216,7 +306,7 @@ def test_answer_says_that_there_is_no_time(serve: Any) -> None:
     """Over HTTP: by body, by header, and only to those that have a deadline."""
     with serve(engine={"max_num_seqs": 1}) as server:
         gate = Gate(server.engine)
-        server.serving.admission._estimate.seconds = lambda **asked: 3000.0
+        server.serving.admission._estimate.answer_s = lambda **asked: 3000.0
         with ThreadPoolExecutor(3) as pool:
             first = pool.submit(server.complete, timeout=500.0)
             until(lambda: server.serving.admission.num_waiting == 1)
@@ -226,6 +316,10 @@ def test_answer_says_that_there_is_no_time(serve: Any) -> None:
                     assert answer.status == 429
                     assert answer.error["code"] == "deadline_unreachable"
                     assert answer.headers["retry-after"] == "60"
+            server.serving.admission._estimate.vectors_s = lambda **asked: 4000.0
+            asked = {"model": MODEL, "input": "abc", "timeout": 500.0}
+            answer = server.post("/v1/embeddings", asked)
+            assert answer.status == 429 and "about 4000.0 s" in answer.error["message"]
             patient = pool.submit(server.complete, timeout=1e6)
             timeless = pool.submit(server.complete)
             until(lambda: server.serving.admission.num_waiting == 3)

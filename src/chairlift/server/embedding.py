@@ -21,7 +21,8 @@ from chairlift.engine.input_processor import ProcessedInput, Prompt
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.pooling_params import PoolingParams
-from chairlift.server.admission import Arrival, admitted
+from chairlift.server.admission import admitted
+from chairlift.server.arrival import Arrival
 from chairlift.server.disconnect import until_disconnect
 from chairlift.server.exchange import Exchange
 from chairlift.server.generation import (
@@ -101,7 +102,7 @@ async def prepare(
     Raises `ApiError`, naming the input at fault, and `ClientClosed`.
     """
     deadline_s = deadline_of(exchange, options.timeout_s, serving.config.request_timeout)
-    serving.admission.check_time(exchange.key_name, deadline_s)
+    serving.admission.check_time(exchange.key_name, deadline_s, wants_vectors=True)
 
     def tokenize(start: int) -> list[ProcessedInput]:
         part = range(start, min(start + _TEXTS_AT_ONCE, len(inputs)))

@@ -19,7 +19,8 @@ from chairlift.engine.async_engine import AsyncEngine, OutputReader
 from chairlift.engine.input_processor import ProcessedInput
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.outputs import DEADLINE, CompletionOutput, RequestOutput
-from chairlift.server.admission import Arrival, admitted
+from chairlift.server.admission import admitted
+from chairlift.server.arrival import Arrival
 from chairlift.server.disconnect import until_disconnect
 from chairlift.server.errors import (
     ApiError,
