@@ -31,7 +31,7 @@ from rivals.served import served, split_flags
 GOAL_MS = 20.0
 PAUSE_S = 0.002
 ENOUGH_PINGS = 1000
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -52,6 +52,10 @@ def bodies(num_bytes: int) -> Iterator[tuple[str, str, bytes]]:
         yield name, CHAT, encoded(messages=[{"role": "user", "content": text}])
     yield "token ids", TEXT, encoded(prompt=[draw.randrange(40_000) for _ in range(num_bytes // 7)])
     yield "250000 token ids", TEXT, encoded(prompt=[5] * 250_000)
+    lists = [[draw.randrange(40_000) for _ in range(200)] for _ in range(1000)]
+    yield "1000 lists of ids", TEXT, encoded(prompt=lists, max_tokens=10**6)
+    yield "1000 lists of ids", VECTORS, encoded(input=lists, dimensions=1)
+    yield "250000 ids", "/detokenize", encoded(tokens=lists[0] * 1250)
     prompts = [words[: num_bytes // 1024]] * 100  # tokenized, and then found not to fit
     yield "100 prompts", TEXT, encoded(prompt=prompts, max_tokens=10**6)
     messages = [{"role": "user", "content": words[: num_bytes // 4096]}] * 4000

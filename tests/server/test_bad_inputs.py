@@ -17,7 +17,7 @@ import pytest
 from http_harness import Answer, RunningServer, until
 from parity.tiny_checkpoints import EOS_TOKEN
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
 HUGE = 10**400
 VOCABULARY = 256
@@ -107,8 +107,31 @@ def test_half_a_surrogate_pair_in_any_text(server: RunningServer, half: str) -> 
 
 
 def test_too_many_members(server: RunningServer) -> None:
-    answer = server.post(TEXT, b'{"prompt": [' + b"1," * 500_000 + b"1]}")
-    assert answer.status == 400 and "members" in answer.error["message"]
+    many = b"1," * 300_000 + b"1"
+    answer = server.post(TEXT, b'{"prompt": [' + many + b"]}")
+    assert answer.status == 400 and answer.error["code"] == "context_length_exceeded"
+    for path, data in (
+        (TEXT, b"[" * 300_000),
+        (VECTORS, many),
+        (CHAT, many),
+        (CHAT, b"{}," * 150_000),
+    ):
+        answer = server.post(path, b'{"prompt": [' + data + b"]}")
+        assert answer.status == 400 and "members" in answer.error["message"]
+
+
+@pytest.mark.parametrize("text", ["," * 10**6, "[{" * 500_000, '\\,"' * 300_000])
+def test_marks_of_json_in_a_text_are_text(server: RunningServer, text: str) -> None:
+    """A million commas are a text that is too long, not too many members; fewer are served."""
+    for path, fields in (
+        (TEXT, {"prompt": text}),
+        (CHAT, {"messages": [{"role": "user", "content": text}]}),
+        (VECTORS, {"input": text, "model": "tiny"}),
+    ):
+        answer = server.post(path, {**body_of(path, {}), **fields})
+        assert answer.status == 400 and answer.error["code"] == "context_length_exceeded", path
+    assert server.chat(user=text[:400_000], metadata={"a": text[:500]}).status == 200
+    assert server.post("/tokenize", {"prompt": text[:500]}).json["count"] > 100
 
 
 # -- row 4: unusual text is text ---------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,6 +80,42 @@ def test_text_beyond_the_limit_is_refused_for_its_length(size: int) -> None:
     with pytest.raises(ApiError) as caught:
         read(data, range(0, len(data), size), limits)
     assert caught.value.code == "context_length_exceeded"
+
+
+def longest_run(value: object) -> int:
+    """Numbers of the longest list or object, as the limit counts them: up to a bracket."""
+    text = re.sub(r'"(?:[^"\\]|\\.)*"', "", json.dumps(value))
+    return 1 + max(run.count(",") for run in re.split(r"[][{}]", text))
+
+
+NUMBERS = st.recursive(
+    st.integers() | st.booleans() | st.none(), lambda inner: st.lists(inner), max_leaves=12
+)
+
+
+@given(st.dictionaries(TEXTS, NUMBERS, max_size=5), st.lists(st.integers(0, 10**6), max_size=9))
+def test_numbers_of_a_list_are_counted_however_the_body_is_cut(value: Any, cuts: list[int]) -> None:
+    data, longest = json.dumps(value).encode(), longest_run(value)
+    limits = BodyLimits(max_bytes=1 << 20, max_list_values=longest)
+    assert read(data, cuts, limits) == value
+    if longest > 1:
+        limits = BodyLimits(max_bytes=1 << 20, max_list_values=longest - 1)
+        with pytest.raises(ApiError) as caught:
+            read(data, cuts, limits)
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_lists_of_texts_are_no_lists_of_numbers() -> None:
+    body = {"prompt": ["1, 2"] * 2000}
+    limits = BodyLimits(max_bytes=1 << 20, max_list_values=5)
+    assert read(json.dumps(body).encode(), [100, 1000, 5000], limits) == body
+
+
+def test_many_short_lists_are_no_long_one() -> None:
+    lists = [[5] * 200] * 1000
+    limits = BodyLimits(max_bytes=32 << 20, max_list_values=1001)
+    data = json.dumps({"prompt": lists}).encode()
+    assert read(data, range(0, len(data), 1 << 16), limits) == {"prompt": lists}
 
 
 def test_text_full_of_commas_is_no_crowd_of_members() -> None:

@@ -176,6 +176,16 @@ def test_idle_server_ends_at_once(serve_process: Serve, number: int) -> None:
 
 
 @pytest.mark.timeout(180)
+def test_threads_hand_over_the_lock_soon(serve_process: Serve, tmp_path: Path) -> None:
+    told = "atexit.register(lambda: print(sys.getswitchinterval(), file=sys.stderr))"
+    (tmp_path / "sitecustomize.py").write_text(f"import atexit, sys\n{told}")
+    with serve_process(env={**os.environ, "PYTHONPATH": str(tmp_path)}) as server:
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert 0 < float(server.log[-1]) <= 0.001
+
+
+@pytest.mark.timeout(180)
 def test_second_signal_ends_it_whatever_it_does(serve_process: Serve) -> None:
     with serve_process("--shutdown-timeout", "60", "--max-num-seqs", "1") as server:
         thread = threading.Thread(

@@ -33,6 +33,9 @@ _SEND_BUFFER_BYTES = 128 * 1024
 Accepted sockets have it from the one that listens."""
 _ABORT_GRACE_S = 2.0
 _KEEP_ALIVE_S = 75
+_SWITCH_INTERVAL_S = 0.001
+"""How long a thread keeps Python's lock when the event loop wants it: some of each connection's
+calls into the system give it away, and Python's own 5 ms would be waited for after each of them."""
 _CLOSING_S = 3
 """For the last bytes of answers, once all requests are done."""
 
@@ -119,6 +122,7 @@ class HttpServer(uvicorn.Server):
 
     def run_until_stopped(self) -> Exception | None:
         """Serve; returns what made serving impossible, if anything did."""
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
             runner.run(self.serve_in_loop(has_signals=True))
         supervisor = self.serving.supervisor

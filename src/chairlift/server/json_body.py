@@ -24,6 +24,7 @@ from chairlift.server.errors import (
     too_slow,
     unsupported_media_type,
 )
+from chairlift.server.long_lists import kinds_of
 
 MAX_DEPTH = 64
 MAX_VALUES = 262_144
@@ -36,6 +37,8 @@ MAX_BYTES_PER_CHARACTER = 6
 """Of a text in JSON, escaped."""
 MAX_OTHER_BYTES = 1 << 20
 """Everything in a conversation but its text."""
+
+_BRACKETS = bytes.maketrans(b"]{}", b"[[[")
 
 JsonObject = dict[str, Any]
 
@@ -50,6 +53,8 @@ class BodyLimits:
     """More cannot fit the model's context."""
     max_text_bytes: int | None = None
     """A single text of more cannot fit the model's context."""
+    max_list_values: int | None = None
+    """A single list of more has more numbers than the model's context and its vocabulary."""
 
     @classmethod
     def of_one_text(cls, max_bytes: int, max_chars: int) -> BodyLimits:
@@ -60,9 +65,15 @@ class BodyLimits:
         )
 
     @classmethod
-    def of_many_texts(cls, max_bytes: int, max_chars: int) -> BodyLimits:
+    def of_many_texts(
+        cls, max_bytes: int, max_chars: int, *, max_list_values: int | None = None
+    ) -> BodyLimits:
         """For a request with any number of prompts."""
-        return cls(max_bytes=max_bytes, max_text_bytes=MAX_BYTES_PER_CHARACTER * max_chars)
+        return cls(
+            max_bytes=max_bytes,
+            max_text_bytes=MAX_BYTES_PER_CHARACTER * max_chars,
+            max_list_values=max_list_values,
+        )
 
 
 class BodyBudget:
@@ -139,7 +150,7 @@ def has_depth_within(value: object, max_depth: int) -> bool:
 def _containers(value: object) -> list[object]:
     items = value.values() if isinstance(value, dict) else value
     assert isinstance(items, (list, type({}.values())))
-    kinds = set(map(type, items))  # long arrays of numbers are passed over quickly
+    kinds = kinds_of(items)  # long arrays of numbers are passed over quickly
     if dict not in kinds and list not in kinds:
         return []
     return [item for item in items if isinstance(item, (dict, list))]
@@ -186,6 +197,8 @@ class _Scan:
         self._limits = limits
         self._num_bytes = self._num_values = self._num_text_bytes = 0
         self._is_in_text = False
+        self._num_list_values = 0
+        """Numbers since the last bracket, each with a comma."""
         self._rest = b""
         """A backslash whose character has not arrived."""
 
@@ -198,6 +211,7 @@ class _Scan:
         self._num_values += around.count(b",") + around.count(b"[") + around.count(b"{")
         if self._num_values > MAX_VALUES:
             raise bad_request(f"the body has more than {MAX_VALUES} members")
+        self._see_lists(around)
         texts = pieces[not self._is_in_text :: 2]
         if texts and self._is_in_text:
             self._num_text_bytes += len(texts[0])
@@ -210,6 +224,26 @@ class _Scan:
             self._is_in_text ^= len(pieces) % 2 == 0
             self._num_text_bytes = len(pieces[-1]) if self._is_in_text else 0
 
+    def _see_lists(self, around: bytes) -> None:
+        """Counts values between brackets; looks at every list only where one could be too long."""
+        maximum = self._limits.max_list_values
+        if maximum is None:
+            return
+        around = around.translate(_BRACKETS)
+        if self._num_values < maximum:
+            _, bracket, last = around.rpartition(b"[")
+            self._num_list_values = _num_numbers(last) + (0 if bracket else self._num_list_values)
+            return
+        first, *others = around.split(b"[")
+        counts = [self._num_list_values + _num_numbers(first), *map(_num_numbers, others)]
+        self._num_list_values = counts[-1]
+        if max(counts) >= maximum:
+            raise bad_request(
+                f"a list of more than {maximum} numbers is longer than the model's context and its"
+                " vocabulary",
+                code="context_length_exceeded",
+            )
+
     def _without_escapes(self, part: bytes) -> bytes:
         """The part without escaped quotation marks and backslashes, if it holds any."""
         if b"\\" not in part and not self._rest:
@@ -219,6 +253,12 @@ class _Scan:
         self._rest = b"\\" * (num_backslashes % 2)
         part = part[: len(part) - len(self._rest)]
         return part.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def _num_numbers(run: bytes) -> int:
+    """Commas between what is no text: of a list of texts nothing else is left."""
+    number = run.count(b",")
+    return number if len(run.translate(None, b", \t\r\n")) >= number else 0
 
 
 async def _read(receive: Receive, limits: BodyLimits, take: Callable[[int], None]) -> bytearray:

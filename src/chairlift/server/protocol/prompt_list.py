@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from chairlift.server.long_lists import are_within, kinds_of
 from chairlift.server.protocol.sampling_fields import INT32_MAX
 
 PromptList = list[str] | list[list[int]]
@@ -17,9 +18,10 @@ def read_prompts(value: Any, max_prompts: int) -> PromptList:
         raise ValueError("must be a string, a list of strings, token ids, or lists of token ids")
     if not value:
         raise ValueError("must not be empty")
-    kinds = set(map(type, value))
+    kinds = kinds_of(value)
     if kinds == {int}:
-        return [_token_ids(value)]
+        _check_range(value)
+        return [value]
     if len(value) > max_prompts:
         raise ValueError(f"takes at most {max_prompts} prompts")
     if kinds == {str}:
@@ -44,8 +46,12 @@ def prompts_schema(max_prompts: int) -> dict[str, Any]:
 def _token_ids(ids: list[Any]) -> list[int]:
     if not ids:
         raise ValueError("must not hold an empty list of token ids")
-    if set(map(type, ids)) != {int}:
+    if kinds_of(ids) != {int}:
         raise ValueError("token ids must be integers")
-    if not 0 <= min(ids) <= max(ids) <= INT32_MAX:
-        raise ValueError("holds a token id that is out of vocabulary")
+    _check_range(ids)
     return ids
+
+
+def _check_range(ids: list[int]) -> None:
+    if not are_within(ids, 0, INT32_MAX):
+        raise ValueError("holds a token id that is out of vocabulary")

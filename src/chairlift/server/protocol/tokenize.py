@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
+from chairlift.server.long_lists import are_within, kinds_of
 from chairlift.server.protocol.chat import MAX_MESSAGES, ChatMessage
-from chairlift.server.protocol.sampling_fields import INT32_MAX, TokenId
+from chairlift.server.protocol.sampling_fields import INT32_MAX
 from chairlift.server.protocol.strict_model import StrictModel
 from chairlift.server.protocol.tools import Tools
 
@@ -37,8 +38,10 @@ class TokenizeAnswer(BaseModel):
 
 
 def _token_ids(value: Any) -> list[int]:
-    if not isinstance(value, list) or set(map(type, value)) - {int}:
+    if not isinstance(value, list) or kinds_of(value) - {int}:
         raise ValueError("must be a list of integers")
+    if not are_within(value, 0, INT32_MAX):
+        raise ValueError("holds a token id that is out of vocabulary")
     return value
 
 
@@ -47,7 +50,7 @@ class DetokenizeRequest(StrictModel):
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     tokens: Annotated[
-        list[TokenId],
+        Any,
         BeforeValidator(_token_ids),
         WithJsonSchema(
             {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}}

@@ -38,7 +38,11 @@ class Completions:
     ) -> Job:
         """What is to be done; the request's text itself is let go."""
         serving = self._serving
-        limits = BodyLimits.of_many_texts(serving.config.max_body_size, served.max_prompt_chars)
+        limits = BodyLimits.of_many_texts(
+            serving.config.max_body_size,
+            served.max_prompt_chars,
+            max_list_values=max(served.max_model_len, served.vocab_size),
+        )
         id = new_id("cmpl")
         understand = partial(completion_request, served=served)
         async with read_body(serving, exchange, receive, limits, understand) as request:

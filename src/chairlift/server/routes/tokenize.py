@@ -10,6 +10,7 @@ from chairlift.server.errors import bad_request
 from chairlift.server.exchange import exchange_of
 from chairlift.server.json_body import BodyLimits
 from chairlift.server.logprobs import token_name
+from chairlift.server.long_lists import are_within
 from chairlift.server.plain_answer import send_bytes, send_model
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.protocol.tokenize import (
@@ -110,7 +111,7 @@ def _tokenize(request: TokenizeRequest, served: ServedModel) -> bytes:
 
 
 def _detokenize(ids: list[int], served: ServedModel) -> bytes:
-    if max(ids, default=0) >= served.vocab_size:
+    if not are_within(ids, 0, served.vocab_size - 1):
         raise bad_request(
             f"tokens must be below {served.vocab_size}: one is out of vocabulary", param="tokens"
         )
