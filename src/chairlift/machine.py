@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory inside affinity and cgroup limits.
+"""What this process may use of the machine: cores and memory inside affinity and all limits.
 
 Reads what the operating system says and decides nothing.  Everything is a plain number, in bytes
 or cores; a limit that does not exist is None.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
 import sys
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ _MEMORY_LIMITS = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 
+_OWN_LIMITS = {"Max address space": 0, "Max data size": 5}
+"""Limits of the process, by where `statm` has what counts for them, in pages."""
+_PAGE_BYTES = mmap.PAGESIZE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -30,22 +35,28 @@ class Machine:
     num_cpus: int
     """Cores of the affinity mask, cut to the cgroup's quota."""
     total_memory_bytes: int
-    """Memory of the machine, or the cgroup's limit if that is less."""
+    """Memory of the machine, or the limit of the cgroup or the process if that is less."""
     free_memory_bytes: int
     """What can still be taken without swapping or hitting the limit."""
     memory_limit: str
-    """Which of the two binds: "machine" or "cgroup"."""
+    """Which of the three binds: "machine", "cgroup" or "process"."""
+    own_memory_bytes: int = 0
+    """What this process has of its own already, and so is not free: without files it has mapped."""
 
 
 def inspect_machine(*, proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Machine:
     """Look at the machine as it is now."""
     total, available = _meminfo(proc)
-    limit, left = _cgroup_memory(proc, cgroup_root)
+    group_limit, group_left = _cgroup_memory(proc, cgroup_root)
+    own_limit, own_left = _process_memory(proc)
+    limits = {"machine": total, "cgroup": group_limit, "process": own_limit}
+    binding = min(limits, key=lambda name: limits[name])  # the first of equals
     return Machine(
         num_cpus=num_available_cpus(proc=proc, cgroup_root=cgroup_root),
-        total_memory_bytes=int(min(total, limit)),
-        free_memory_bytes=int(min(available, left)),
-        memory_limit="cgroup" if limit < total else "machine",
+        total_memory_bytes=int(limits[binding]),
+        free_memory_bytes=int(min(available, group_left, own_left)),
+        memory_limit=binding,
+        own_memory_bytes=_own_memory(proc),
     )
 
 
@@ -129,6 +140,33 @@ def _cgroup_memory(proc: Path, root: Path) -> tuple[float, float]:
                 used -= min(used, _reclaimable(folder))
                 smallest = min(smallest, limit)
                 least_left = min(least_left, max(0, limit - used))
+    return smallest, least_left
+
+
+def _own_memory(proc: Path) -> int:
+    """Resident pages that belong to no file."""
+    try:
+        _, resident, shared, *_ = (proc / "self" / "statm").read_text().split()
+        return max(0, int(resident) - int(shared)) * _PAGE_BYTES
+    except (OSError, ValueError):
+        return 0
+
+
+def _process_memory(proc: Path) -> tuple[float, float]:
+    """The smaller limit of the process itself (`ulimit -v`, `ulimit -d`), and the least left."""
+    try:
+        limits = (proc / "self" / "limits").read_text().splitlines()
+        pages = (proc / "self" / "statm").read_text().split()
+        used = {name: int(pages[place]) * _PAGE_BYTES for name, place in _OWN_LIMITS.items()}
+    except (OSError, ValueError, IndexError):
+        return math.inf, math.inf
+    smallest = least_left = math.inf
+    for line in limits:
+        name, _, values = line.partition("  ")
+        limit = values.split()[0] if values.split() else ""
+        if name in used and limit.isdecimal():
+            smallest = min(smallest, int(limit))
+            least_left = min(least_left, max(0, int(limit) - used[name]))
     return smallest, least_left
 
 

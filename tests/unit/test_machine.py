@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -230,6 +231,44 @@ def test_microcode_is_that_of_the_first_core(tmp_path: Path, text: str, version:
     (tmp_path / "cpuinfo").write_text(text)
     assert microcode_version(proc=tmp_path) == version
     assert microcode_version(proc=tmp_path / "absent") == ""
+
+
+OWN_LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max data size             {data}            unlimited            bytes
+Max address space         {space}            unlimited            bytes
+"""
+
+
+@pytest.mark.parametrize(
+    ("space", "data", "total", "free"),
+    [
+        (4 * GIB, "unlimited", 4 * GIB, 3 * GIB),
+        ("unlimited", 2 * GIB, 2 * GIB, 2 * GIB - GIB // 2),
+        (4 * GIB, 3 * GIB, 3 * GIB, 3 * GIB - GIB // 2),
+        (GIB // 2, "unlimited", GIB // 2, 0),
+    ],
+)
+def test_limits_of_the_process_itself(
+    tree: Tree, space: object, data: object, total: int, free: int
+) -> None:
+    page = mmap.PAGESIZE
+    tree.write(tree.proc / "self" / "limits", OWN_LIMITS.format(space=space, data=data))
+    sizes = (GIB // page, 7000, 3000, 1, 0, GIB // 2 // page, 0)
+    tree.write(tree.proc / "self" / "statm", " ".join(map(str, sizes)))
+    machine = tree.inspect()
+    assert machine.memory_limit == "process"
+    assert (machine.total_memory_bytes, machine.free_memory_bytes) == (total, free)
+    assert machine.own_memory_bytes == 4000 * page
+
+
+def test_the_smallest_of_group_and_process_binds(tree: Tree) -> None:
+    tree.write(tree.proc / "self" / "limits", OWN_LIMITS.format(space=4 * GIB, data="unlimited"))
+    tree.write(tree.proc / "self" / "statm", "0 0 0 0 0 0 0")
+    tree.membership("0::/a")
+    tree.limits("a", {"memory.max": 2 * GIB, "memory.current": GIB})
+    machine = tree.inspect()
+    assert machine.memory_limit == "cgroup" and machine.free_memory_bytes == GIB
 
 
 def test_this_machine_as_it_is() -> None:

@@ -16,6 +16,8 @@ from chairlift.errors import ChairliftError
 USER_MISTAKE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 1
+_NO_MEMORY = ("Cannot allocate memory", "failed to map segment", "can't start new thread")
+"""What the system, its loader and Python say when there is none for them."""
 
 # Plain help: rich would cost a third of the time that `chairlift --help` takes.
 app = typer.Typer(
@@ -66,10 +68,19 @@ def run(arguments: Sequence[str]) -> int:
     except ChairliftError as error:
         return _report(str(error))
     except Exception as error:
-        message = _usage_message(error)
+        message = _memory_message(error) or _usage_message(error)
         if message is None:
             raise
         return _report(message)
+
+
+def _memory_message(error: BaseException | None) -> str | None:
+    """For what has failed because this process may have no more memory; None for anything else."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY):
+            return "out of memory: free some, raise the limit, or lower kv_cache_memory"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _usage_message(error: Any) -> str | None:

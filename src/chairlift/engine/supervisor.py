@@ -129,6 +129,10 @@ class EngineSupervisor:
                 engine = self._build()
                 for prepare in self._preparations:
                     prepare(engine)
+                engine.core.recorder.listen(self._book_step)
+                for listener in self._listeners:
+                    engine.core.recorder.listen(listener)
+                running = AsyncEngine(engine)  # starts a thread
             except Exception as error:
                 self.failure = error
                 if self.num_rebuilds:
@@ -136,10 +140,7 @@ class EngineSupervisor:
                 self._stop.wait(self._retry_wait_s * 2**attempt if attempt + 1 < attempts else 0)
             else:
                 self._failed_steps.clear()
-                engine.core.recorder.listen(self._book_step)
-                for listener in self._listeners:
-                    engine.core.recorder.listen(listener)
-                return AsyncEngine(engine)
+                return running
         self._change("dead")
         return None
 

@@ -22,6 +22,8 @@ _GIB = 2**30
 _MIB = 2**20
 _INTERPRETER_BYTES = 160 * _MIB
 """Python, numpy, the tokenizer and the allocator's slack."""
+_STARTED_BYTES = 64 * _MIB
+"""Of these, what may be there already when the plan is made, and is missing from what is free."""
 LOGIT_ROWS = ROWS_AT_ONCE
 """Whole rows of logits that are there at once, for whatever they are needed."""
 _SEARCHED_ROW_BYTES = 5 * 2**10
@@ -124,12 +126,13 @@ def plan_memory(
         model, max_num_batched_tokens, max_num_seqs, num_threads, wanted_len, head_excess
     )
     fixed = weights_bytes + work_bytes + _INTERPRETER_BYTES
-    left = machine.free_memory_bytes - fixed
+    is_there = min(machine.own_memory_bytes, _STARTED_BYTES)
+    left = machine.free_memory_bytes + is_there - fixed
     if left < block_bytes:
         raise _too_large(
             model,
             machine,
-            needed=fixed,
+            needed=fixed - is_there,
             budget=left + work_bytes - block_bytes,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,

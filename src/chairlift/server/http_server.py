@@ -142,7 +142,10 @@ class HttpServer(uvicorn.Server):
         finally:
             sweeping.cancel()
             measuring.cancel()
-            await asyncio.to_thread(supervisor.shutdown)
+            try:
+                await asyncio.to_thread(supervisor.shutdown)
+            except RuntimeError:  # there is no memory for a thread
+                supervisor.shutdown()
             self.serving.close()
 
     def stop(self) -> None:

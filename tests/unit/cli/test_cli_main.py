@@ -100,6 +100,46 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert word.lower() in captured.err.lower()
 
 
+def _wrapped() -> Exception:
+    error = ValueError("a tokenizer that cannot be opened")
+    error.__cause__ = OSError("[Errno 12] Cannot allocate memory")
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        ImportError("x.so: failed to map segment from shared object"),
+        _wrapped(),
+    ],
+    ids=["python", "thread", "library", "wrapped"],
+)
+def test_too_little_memory_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "app", fail)
+    assert run(["serve"]) == USER_MISTAKE
+    told = capsys.readouterr().err
+    assert told.startswith("error: out of memory") and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a mistake of ours"), KeyError("x")])
+def test_a_mistake_of_ours_is_no_shortage(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "app", fail)
+    with pytest.raises(type(error)):
+        run(["serve"])
+
+
 def _broken_models(folder: Path, model_folder: str) -> dict[str, Path]:
     magic = folder / "magic.gguf"
     magic.write_bytes(b"NOPE" + bytes(64))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from chairlift.engine import supervisor as supervisor_module
 from chairlift.engine.engine import Engine
 from chairlift.engine.loaded_model import LoadedModel
 from chairlift.engine.supervisor import EngineSupervisor
@@ -51,6 +52,21 @@ async def tokens_of(supervisor: EngineSupervisor) -> int:
     async for output in supervisor.current().generate("abc", SHORT):
         last = output
     return len(last.outputs[0].token_ids)
+
+
+def test_no_memory_for_a_thread_is_a_failure_to_build(
+    supervise: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for it is told, rather than left waiting."""
+
+    def no_thread(engine: Engine) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(supervisor_module, "AsyncEngine", no_thread)
+    supervisor, _ = supervise()
+    supervisor.start()
+    assert supervisor.wait_until("dead", timeout_s=WAIT_S)
+    assert isinstance(supervisor.failure, RuntimeError)
 
 
 async def test_it_hands_out_a_working_engine(supervise: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from chairlift.config import EngineConfig, parse_bytes
 from chairlift.errors import ConfigError
 from chairlift.kernels.interface import KvBlockFormat
-from chairlift.machine import Machine
+from chairlift.machine import Machine, inspect_machine
 from chairlift.models.model_config import ModelConfig
 from chairlift.runner.memory import MemoryPlan, plan_memory
 
@@ -117,6 +119,59 @@ def test_kv_cache_memory_in_bytes_or_as_a_text(value: int | str) -> None:
     result = plan(kv_cache_memory=value, max_model_len=8192)
     assert result.kv_bytes == 512 * MIB
     assert result.kv_reason == "kv_cache_memory"
+
+
+def test_default_pool_follows_the_limit_of_a_group(tmp_path: Path) -> None:
+    """From the files in which the system tells it to the size of the pool."""
+    pools = []
+    for limit in (4 * GIB, 2 * GIB):
+        folder = tmp_path / str(limit)
+        for name, text in {
+            "proc/meminfo": f"MemTotal: {64 * 2**20} kB\nMemAvailable: {60 * 2**20} kB\n",
+            "proc/self/cgroup": "0::/pod\n",
+            "cgroup/pod/memory.max": f"{limit}\n",
+            "cgroup/pod/memory.current": f"{GIB // 4}\n",
+        }.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        found = inspect_machine(proc=folder / "proc", cgroup_root=folder / "cgroup")
+        result = plan_memory(
+            EngineConfig(),
+            MODEL,
+            found,
+            block=kv_block(),
+            weights_bytes=WEIGHTS,
+            head_bytes=0,
+            max_num_batched_tokens=512,
+            max_num_seqs=256,
+        )
+        assert "the cgroup's limit" in result.kv_reason
+        assert result.free_memory_bytes == limit - GIB // 4
+        assert result.weights_bytes + result.work_bytes + result.kv_bytes < limit - GIB // 4
+        pools.append(result.kv_bytes)
+    assert abs(pools[0] - pools[1] - GIB) <= kv_block().num_bytes, "half of two more"
+
+
+def test_what_the_process_has_already_is_not_needed_again() -> None:
+    """The interpreter is in the plan; what of it is there is missing from what is free."""
+    found = dataclasses.replace(machine(2 * GIB), own_memory_bytes=40 * MIB)
+
+    def kv_bytes(own: Machine) -> int:
+        return plan_memory(
+            EngineConfig(),
+            MODEL,
+            own,
+            block=kv_block(),
+            weights_bytes=WEIGHTS,
+            head_bytes=0,
+            max_num_batched_tokens=512,
+            max_num_seqs=256,
+        ).kv_bytes
+
+    gained = kv_bytes(found) - kv_bytes(machine(2 * GIB))
+    assert abs(gained - 20 * MIB) <= kv_block().num_bytes
+    much = dataclasses.replace(found, own_memory_bytes=8 * GIB)
+    assert kv_bytes(much) - kv_bytes(found) <= 20 * MIB, "what others have put there is theirs"
 
 
 def test_kv_cache_memory_wins_over_gpu_memory_utilization_and_says_so() -> None:
