@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from http_harness import Answer, events_of, request_bytes, until
+from http_harness import Answer, events_of, read_all, request_bytes, until
 
 Serve = Callable[..., Any]
 OPTIONS = ("--threads", "1", "--kv-cache-memory", "16MiB", "--swap-space", "0")
@@ -140,27 +141,24 @@ def test_sigterm_lets_all_streams_end(serve_process: Serve) -> None:
 def test_requests_that_do_not_end_in_time_are_told(serve_process: Serve) -> None:
     options = ("--shutdown-timeout", "0.2", "--max-num-seqs", "128", "--kernels", "reference")
     with serve_process(*options) as server:
-        answers: list[Answer] = []
-        threads = [
-            threading.Thread(
-                target=lambda is_streaming=is_streaming: answers.append(  # type: ignore[misc]
-                    server.complete(stream=is_streaming, **ENDLESS)
-                )
-            )
-            for is_streaming in (True, False)
-        ]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.5)
-        server.signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join()
-        assert server.wait() == 0
-        whole = next(answer for answer in answers if answer.status != 200)
-        streamed = next(answer for answer in answers if answer.status == 200)
-        assert whole.status == 503 and whole.error["code"] == "draining"
-        *_, failure, done = events_of(streamed.body)
-        assert done == "[DONE]" and failure["error"]["code"] == "draining"
+        body = {"model": "tiny", "prompt": "abc", "ignore_eos": True, "stream": True, **ENDLESS}
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as streaming:
+            headers = "Connection: close\r\n"
+            streaming.sendall(request_bytes("/v1/completions", body, headers=headers))
+            streamed = b""
+            while b"data: " not in streamed:
+                streamed += streaming.recv(65_536)
+            before = server.num_requests()
+            with ThreadPoolExecutor(1) as pool:
+                whole = pool.submit(server.complete, **ENDLESS)
+                until(lambda: server.num_requests() > before)
+                server.signal(signal.SIGTERM)
+                streamed += read_all(streaming)
+            assert server.wait() == 0
+        answer = whole.result()
+        assert answer.status == 503 and answer.error["code"] == "draining"
+        assert streamed.startswith(b"HTTP/1.1 200 ")
+        assert 0 < streamed.index(b'"draining"') < streamed.index(b"[DONE]")
 
 
 @pytest.mark.timeout(180)
@@ -192,7 +190,7 @@ def test_second_signal_ends_it_whatever_it_does(serve_process: Serve) -> None:
             target=lambda: suppress_call(lambda: server.complete(**ENDLESS, stream=True))
         )
         thread.start()
-        time.sleep(0.5)
+        until(lambda: server.num_requests() >= 1)
         server.signal(signal.SIGINT)
         until(lambda: any("shutting down" in line for line in server.log))
         server.signal(signal.SIGINT)
