@@ -24,7 +24,7 @@ from chairlift.core.kv_cache_manager import KVCacheManager
 from chairlift.core.preemption_cost import PreemptionCost
 from chairlift.core.prefill_policy import create_prefill_policy
 from chairlift.core.request import UNSEATED_RANK, Request, RequestStatus
-from chairlift.core.request_queue import FairWaitingQueue, RequestQueue, WaitingQueue
+from chairlift.core.request_queue import RankQueue
 from chairlift.core.scheduler_output import (
     NewRequest,
     RequestUpdate,
@@ -32,6 +32,7 @@ from chairlift.core.scheduler_output import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from chairlift.core.waiting_queue import FairWaitingQueue, WaitingQueue
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.events import AdmissionLimit, MemberKind, Preemption, PreemptionMode
 
@@ -67,7 +68,7 @@ class Scheduler:
         self.waiting = WaitingQueue(config.max_num_batched_tokens)
         self.fair_share: FairShare | None = None
         self.patience_steps = _PATIENCE_STEPS
-        self.swapped = RequestQueue()
+        self.swapped = RankQueue()
         self.running: list[Request] = []
         """In rank order; with static batching, finished members stay until their batch ends."""
         self.requests: dict[str, Request] = {}
