@@ -23,7 +23,7 @@ from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import read_body
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
-from chairlift.server.translation import Translation, book_ignored, told_by_names
+from chairlift.server.translation import Translation, book_ignored
 
 _Asked = TypeVar("_Asked", bound=CountTokensRequest)
 
@@ -63,7 +63,7 @@ class Messages:
         async with read_body(
             serving, exchange, receive, _limits(serving, served), understand
         ) as asked:
-            with told_by_names(asked.translation.names):
+            with asked.translation.names.told():
                 work = await chat_work(
                     serving, engine, served, exchange, asked.chat, receive,
                     id=id, ends_at_context=True,
@@ -94,7 +94,7 @@ class CountTokens:
         ) as asked:
             served.check_name(asked.chat.model)
             book_ignored(serving, exchange, asked.translation)
-            with told_by_names(asked.translation.names):
+            with asked.translation.names.told():
                 async with until_disconnect(receive):
                     _, ids = await serving.in_text_thread(chat_prompt, asked.chat, served)
         await send_model(send, TokenCount(input_tokens=len(ids)))
@@ -105,7 +105,7 @@ def _understand(kind: type[_Asked], body: JsonObject, *, is_strict: bool) -> _Un
     asked = parse(kind, body)
     asked.check()
     translation = chat_body(asked, is_strict=is_strict)
-    with told_by_names(translation.names):
+    with translation.names.told():
         chat = chat_request(translation.body)
     display = asked.thinking.display if asked.thinking is not None else None
     return _Understood(display != "omitted", translation, chat)

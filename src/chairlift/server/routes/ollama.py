@@ -39,7 +39,7 @@ from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import book_unknown, read_body
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
-from chairlift.server.translation import Translation, book_ignored, told_by_names
+from chairlift.server.translation import Translation, book_ignored
 
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
@@ -99,7 +99,7 @@ class _Generation(ABC):
                 served.check_name(name_here(asked.model, served))
                 book_ignored(serving, exchange, understood.translation)
                 return load_answer(asked.model, is_chat=self.is_chat)
-            with told_by_names(understood.translation.names):
+            with understood.translation.names.told():
                 if isinstance(request, ChatRequest):
                     chat = await chat_work(
                         serving, engine, served, exchange, request, receive,
@@ -139,7 +139,7 @@ class OllamaChat(_Generation):
         translation = chat_body(asked, served, is_strict=self._is_strict)
         if not asked.messages:
             return _only_load(asked, translation)
-        with told_by_names(translation.names):
+        with translation.names.told():
             return _Understood(asked, translation, chat_request(translation.body))
 
 
@@ -156,7 +156,7 @@ class OllamaGenerate(_Generation):
         translation = translate(asked, served, is_strict=self._is_strict)
         if not asked.prompt:
             return _only_load(asked, translation)
-        with told_by_names(translation.names):
+        with translation.names.told():
             request: ChatRequest | CompletionRequest = (
                 completion_request(translation.body, served)
                 if is_completion
