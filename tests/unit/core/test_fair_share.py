@@ -193,7 +193,7 @@ def test_tenant_without_a_seat_gets_one_of_who_has_several(
     while rig.endings["polite"].reason is None:
         rig.step()
         waited += 1
-    assert waited <= rig.scheduler.patience_steps + 20
+    assert waited <= rig.scheduler.seat_claims.patience_steps + 20
     moved = [p for record in rig.records for p in record.preemptions if "fair" in p.reason]
     assert moved and {p.request_id[:6] for p in moved} == {"greedy"}
     if has_memory:
