@@ -30,7 +30,7 @@ class FairQueue(RequestQueue):
         """Those that were let on before."""
         self._lines: dict[Line, RankQueue] = {}
         self._heap = LazyHeap(self._lines, self._order_of)
-        """Counters only grow, and whoever joins a line stands behind its first."""
+        """Counters only grow: what changes otherwise is pushed."""
 
     def add(self, request: Request) -> None:
         super().add(request)
@@ -40,12 +40,11 @@ class FairQueue(RequestQueue):
         self._fair_share.joined(request.tenant)
         name = _line_of(request)
         line = self._lines.get(name)
-        if line is not None:
-            line.add(request)
-            return
-        line = self._lines[name] = RankQueue()
+        if line is None:
+            line = self._lines[name] = RankQueue()
         line.add(request)
-        self._heap.push(name)
+        if line.peek() is request:  # a fork that was parked may have come before the others
+            self._heap.push(name)
 
     def remove(self, request_id: str) -> Request:
         request = super().remove(request_id)

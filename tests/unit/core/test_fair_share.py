@@ -96,6 +96,17 @@ def test_without_a_difference_the_first_to_come_goes_first() -> None:
     assert drain(queue) == ["a0", "b1", "a2", "b3"]
 
 
+def test_a_fork_that_was_parked_stands_where_it_came() -> None:
+    queue = FairQueue(FairShare())
+    queue.add(new("a4", "a", 4))
+    queue.add(new("b5", "b", 5))
+    queue.remove("a4")
+    queue.add(new("a2", "a", 2))
+    queue.add(new("b3", "b", 3))
+    queue.add(new("b1", "b", 1))
+    assert drain(queue) == ["b1", "a2", "b3", "b5"]
+
+
 def test_class_goes_before_share_and_a_lost_seat_before_both() -> None:
     shares = FairShare()
     queue = FairQueue(shares)
