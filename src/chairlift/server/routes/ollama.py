@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -56,9 +55,6 @@ class _Understood:
     @property
     def num_logprobs(self) -> int | None:
         return (self.asked.top_logprobs or 0) if self.asked.logprobs else None
-
-
-Understand = Callable[[JsonObject], _Understood]
 
 
 class _Generation(ABC):
