@@ -137,14 +137,19 @@ class RandomPreemption(Scheduler):
     random = random.Random(0)
     num_left = 12
 
-    def _preempt_for_priority(self, output: SchedulerOutput) -> None:
-        super()._preempt_for_priority(output)
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._settle = self.seat_claims.settle
+        self.seat_claims.settle = self._settle_and_preempt  # type: ignore[method-assign]
+
+    def _settle_and_preempt(self, output: SchedulerOutput) -> None:
+        self._settle(output)
         victims = [request for request in self.running if not request.is_finished]
         if victims and self.num_left and self.random.random() < self.probability:
             self.num_left -= 1
             victim = self.random.choice(victims)
             num_blocks = self.random.randint(0, len(victim.block_table))
-            self._take_back(victim, num_blocks, output, "for the test")
+            self.preemptor.take_back(victim, num_blocks, output, "for the test")
 
 
 @contextmanager

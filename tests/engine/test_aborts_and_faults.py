@@ -66,7 +66,7 @@ def swapped_out(engine: Engine) -> None:
     decoding(engine)
     request = engine.scheduler.requests["r"]
     output = SchedulerOutput(step_id=0)
-    engine.scheduler._take_back(request, len(request.block_table), output, "for the test")
+    engine.scheduler.preemptor.take_back(request, len(request.block_table), output, "for the test")
     assert len(engine.scheduler.swapped) == 1 and request.host_blocks
 
 
@@ -74,7 +74,7 @@ def parked(engine: Engine) -> None:
     """Two completions wait for the first one's prompt, which is in a chunk."""
     engine.add_request(PROMPT, greedy(temperature=1.0, n=3), request_id="r")
     engine.step()
-    assert engine.scheduler._parked
+    assert len(engine.scheduler.queues.parked)
 
 
 def forked(engine: Engine) -> None:

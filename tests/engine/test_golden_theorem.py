@@ -201,7 +201,7 @@ def test_fair_shares_change_the_order_and_no_token(
             preemption_mode="recompute" if preemption == "none" else preemption,
         )
         engine.share_fairly({"polite": 2})
-        engine.scheduler.patience_steps = 3
+        engine.scheduler.seat_claims.patience_steps = 3
         jobs = greedy + polite
         together = tokens_of(run_jobs(engine, jobs))
     assert together == solo(model, jobs)

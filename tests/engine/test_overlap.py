@@ -148,13 +148,13 @@ def test_swapped_blocks_that_a_failed_step_lost_are_not_used() -> None:
     rig.step(4)
     while rig.core._in_flight:
         rig.take(rig.core._read_oldest())
-    choose = rig.scheduler._preempt_for_priority
+    settle = rig.scheduler.seat_claims.settle
 
     def preempt_once(output: object) -> None:
-        rig.scheduler._preempt_for_priority = choose  # type: ignore[method-assign]
-        rig.scheduler._take_back(victim, len(victim.block_table), output, "test")  # type: ignore[arg-type]
+        rig.scheduler.seat_claims.settle = settle  # type: ignore[method-assign]
+        rig.scheduler.preemptor.take_back(victim, len(victim.block_table), output, "test")  # type: ignore[arg-type]
 
-    rig.scheduler._preempt_for_priority = preempt_once  # type: ignore[method-assign]
+    rig.scheduler.seat_claims.settle = preempt_once  # type: ignore[method-assign]
     rig.executor.fault = "before_moves"
     rig.step(2)
     assert victim.status is RequestStatus.FINISHED_ERROR

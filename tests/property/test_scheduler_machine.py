@@ -77,7 +77,7 @@ class Expected:
 
 
 class NudgedScheduler(Scheduler):
-    """The scheduler, with preemptions from outside: at the point where priority preempts."""
+    """The scheduler, with preemptions from outside, before anybody's claim to a seat is heard."""
 
     def __init__(
         self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, cost: PreemptionCost
@@ -85,17 +85,19 @@ class NudgedScheduler(Scheduler):
         super().__init__(config, kv_cache_manager, cost)
         self.nudges: list[tuple[int, int]] = []
         self.num_nudged = 0
+        self._settle = self.seat_claims.settle
+        self.seat_claims.settle = self._nudge_and_settle  # type: ignore[method-assign]
 
-    def _preempt_for_priority(self, output: SchedulerOutput) -> None:
+    def _nudge_and_settle(self, output: SchedulerOutput) -> None:
         nudges, self.nudges = self.nudges, []
         for index, num_blocks in nudges:
             candidates = [request for request in self.running if not request.is_finished]
-            if candidates and not self._num_in_flight:
+            if candidates and not self.kv.num_steps_in_flight:
                 victim = candidates[index % len(candidates)]
                 size = min(num_blocks, len(victim.block_table))
-                self._take_back(victim, size, output, "a nudge")
+                self.preemptor.take_back(victim, size, output, "a nudge")
                 self.num_nudged += 1
-        super()._preempt_for_priority(output)
+        self._settle(output)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -131,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = NudgedScheduler(self.config, kv, cost)
         if draw(st.booleans()):
             self.scheduler.share_fairly({"heavy": 3})
-            self.scheduler.patience_steps = draw(st.integers(0, 4))
+            self.scheduler.seat_claims.patience_steps = draw(st.integers(0, 4))
         self.executor = FakeExecutor.for_cache(kv, draw(st.integers(0, 1)))
         self.core = EngineCore(self.scheduler, self.executor, self.clock)
         self.core.recorder.listen(self.on_record)

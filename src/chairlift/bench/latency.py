@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from chairlift.bench.drive import EngineTarget, OpenLoop, drive
-from chairlift.bench.machine_facts import machine_facts
 from chairlift.bench.policy_run import PolicyRun, RequestResult, percentile
 from chairlift.bench.random_prompts import RandomPrompts, fresh_engine
+from chairlift.bench.run_facts import run_facts
 from chairlift.bench.text_table import text_table
 from chairlift.config import EngineConfig
 from chairlift.engine.loaded_model import LoadedModel
@@ -68,11 +67,7 @@ class LatencyReport:
     def to_json(self) -> dict[str, Any]:
         batches = self.batches.to_json()
         return {
-            "machine": machine_facts(),
-            "model": self.model.name,
-            "kernels": self.model.runner.model.kernels.name,
-            "num_threads": self.model.resolved.num_threads,
-            "engine": dataclasses.asdict(self.asked),
+            **run_facts(self.model, self.asked),
             "batch_size": self.prompts.num_prompts,
             "input_len": self.prompts.input_len.high,
             "output_len": self.prompts.output_len.high,

@@ -13,10 +13,10 @@ from typing import Any
 
 from chairlift.bench.drive import EngineTarget, OpenLoop, drive
 from chairlift.bench.effective_batch import effective_batch
-from chairlift.bench.machine_facts import machine_facts
 from chairlift.bench.policy_engine import policy_config, policy_engine
 from chairlift.bench.policy_run import PolicyRun
 from chairlift.bench.random_prompts import RandomPrompts
+from chairlift.bench.run_facts import run_facts
 from chairlift.bench.text_table import text_table
 from chairlift.bench.throughput_model import StepTimeModel, fit_step_time
 from chairlift.bench.workload import renamed
@@ -116,11 +116,7 @@ class PolicyRatios:
     def to_json(self) -> dict[str, Any]:
         middle = self.middle
         return {
-            "machine": machine_facts(),
-            "model": self.model.name,
-            "kernels": self.model.runner.model.kernels.name,
-            "num_threads": self.model.resolved.num_threads,
-            "engine": dataclasses.asdict(self.asked),
+            **run_facts(self.model, self.asked),
             "num_requests": self.prompts.num_prompts,
             "input_len": str(self.prompts.input_len),
             "output_len": str(self.prompts.output_len),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chairlift.bench.machine_facts import machine_facts
 from chairlift.bench.random_prompts import RandomPrompts, fresh_engine
+from chairlift.bench.run_facts import run_facts
 from chairlift.bench.text_table import text_table
 from chairlift.bench.workload import BenchRequest
 from chairlift.config import EngineConfig
@@ -94,11 +93,7 @@ class StructuredReport:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "machine": machine_facts(),
-            "model": self.model.name,
-            "kernels": self.model.runner.model.kernels.name,
-            "num_threads": self.model.resolved.num_threads,
-            "engine": dataclasses.asdict(self.asked),
+            **run_facts(self.model, self.asked),
             "num_requests": self.prompts.num_prompts,
             "input_len": str(self.prompts.input_len),
             "output_len": str(self.prompts.output_len),

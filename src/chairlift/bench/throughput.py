@@ -10,11 +10,11 @@ from typing import Any
 
 from chairlift.bench.arithmetic_limit import LimitReport, measure_peaks
 from chairlift.bench.drive import EngineTarget, OpenLoop, drive
-from chairlift.bench.machine_facts import machine_facts
 from chairlift.bench.machine_limits import LimitMeter, Rates
 from chairlift.bench.policy_run import PolicyRun
 from chairlift.bench.random_prompts import RandomPrompts, fresh_engine
 from chairlift.bench.resident_memory import MemoryUse, memory_use
+from chairlift.bench.run_facts import run_facts
 from chairlift.bench.step_timing import (
     FullDecode,
     KernelClock,
@@ -107,11 +107,7 @@ class ThroughputReport:
     def to_json(self) -> dict[str, Any]:
         middle = self.middle
         return {
-            "machine": machine_facts(),
-            "model": self.model.name,
-            "kernels": self.model.runner.model.kernels.name,
-            "num_threads": self.model.resolved.num_threads,
-            "engine": dataclasses.asdict(self.asked),
+            **run_facts(self.model, self.asked),
             "scheduler": dataclasses.asdict(self.model.resolved.scheduler),
             "num_requests": middle.num_requests,
             "input_len": str(self.prompts.input_len),

@@ -99,11 +99,6 @@ class BlockPool:
             self._link(self._retired.pop(), at_tail=False)
         return count
 
-    def clear_cached(self) -> None:
-        """Forget every cached block that nobody owns."""
-        for block_id in list(self._walk()):
-            self._forget(block_id)
-
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raise AssertionError unless every block is owned, cached, free or retired exactly once.
 

@@ -60,7 +60,7 @@ class EngineCore:
         updates = interrupted + self.scheduler.take_updates()
         if len(self._in_flight) > self.executor.overlap_depth or not output.has_work:
             updates += self._read_oldest()
-        while self.scheduler.needs_drain and self._in_flight:
+        while output.needs_drain and self._in_flight:
             updates += self._read_oldest()
         if not self.has_work:
             self.scheduler.check_integrity()

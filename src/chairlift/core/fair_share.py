@@ -13,9 +13,10 @@ makes necessary again is not charged to whom it hit.
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Mapping
+
+from chairlift.core.lazy_heap import LazyHeap
 
 PROMPT_TOKEN_COST = 1
 OUTPUT_TOKEN_COST = 2
@@ -39,9 +40,7 @@ class FairShare:
         }
         self._num_waiting: dict[str, int] = {}
         """Of tenants that have requests in line."""
-        self._smallest: list[tuple[int, str]] = []
-        """A heap of the tenants in line, and of some that were; entries may be out of date."""
-        self._in_heap: set[str] = set()
+        self._in_line = LazyHeap(self._num_waiting, self.counter)
         self._last_to_leave = ""
 
     def weight(self, tenant: str) -> int:
@@ -62,14 +61,12 @@ class FairShare:
         """A new request of the tenant stands in line."""
         num_waiting = self._num_waiting.get(tenant, 0)
         if not num_waiting:
-            floor = self._smallest_counter()
-            if floor is None:
-                floor = self.counter(self._last_to_leave)
+            smallest = self._in_line.first()
+            floor = self.counter(self._last_to_leave if smallest is None else smallest)
             self._counters[tenant] = max(self.counter(tenant), floor)
-            if tenant not in self._in_heap:
-                self._in_heap.add(tenant)
-                heapq.heappush(self._smallest, (self._counters[tenant], tenant))
         self._num_waiting[tenant] = num_waiting + 1
+        if not num_waiting:
+            self._in_line.push(tenant)
 
     def left(self, tenant: str) -> None:
         """A new request of the tenant stands in line no more."""
@@ -77,17 +74,3 @@ class FairShare:
         if not self._num_waiting[tenant]:
             del self._num_waiting[tenant]
             self._last_to_leave = tenant
-
-    def _smallest_counter(self) -> int | None:
-        """Of the tenants in line; None if there are none."""
-        heap = self._smallest
-        while heap:
-            counter, tenant = heap[0]
-            if tenant not in self._num_waiting:
-                heapq.heappop(heap)
-                self._in_heap.discard(tenant)
-            elif counter < self._counters[tenant]:
-                heapq.heapreplace(heap, (self._counters[tenant], tenant))
-            else:
-                return counter
-        return None

@@ -82,6 +82,11 @@ class KVCacheManager:
         """Blocks that come back once the steps in flight have been read."""
         return sum(len(entry.device_blocks) for entry in self._deferred)
 
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps that were submitted and have not been read."""
+        return self._submitted_step - self._resolved_step
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return cdiv(num_tokens, self.block_size)
 
@@ -284,7 +289,7 @@ class KVCacheManager:
         """When a request ends, even its last, partly filled block is worth keeping."""
         if not self.enable_prefix_caching or request.host_blocks or not request.block_table:
             return
-        if request.error is not None or self._submitted_step > self._resolved_step:
+        if request.error is not None or self.num_steps_in_flight:
             return  # what a step in flight, or one that failed, has written is not certain
         self.register_full_blocks(request, request.num_computed_tokens)
         size = self.block_size
@@ -335,7 +340,7 @@ class KVCacheManager:
         """The step after which blocks may change: the one being built, the last submitted, none."""
         if until_copied:
             return self._submitted_step + 1
-        return self._submitted_step if self._submitted_step > self._resolved_step else None
+        return self._submitted_step if self.num_steps_in_flight else None
 
     def _deferred_until(self, step_id: int) -> _Deferred:
         if not self._deferred or self._deferred[-1].step_id < step_id:

@@ -113,6 +113,10 @@ class Request:
         """Its place in line is its rank: always, unless fair shares decide whom to let on."""
         return self.rank[1] < UNSEATED_RANK
 
+    def is_of_worse_class_than(self, other: Request) -> bool:
+        """Of priority: whatever the order within a class."""
+        return self.rank[0] > other.rank[0]
+
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)

@@ -61,6 +61,8 @@ class SchedulerOutput:
     preemptions: list[Preemption] = field(default_factory=list)
     limit: AdmissionLimit = "arrivals"
     num_free_blocks: int = 0
+    needs_drain: bool = False
+    """Memory is short and steps are in flight: they are read before the next one is scheduled."""
 
     @property
     def has_work(self) -> bool:

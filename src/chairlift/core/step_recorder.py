@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from chairlift.core.scheduler import Scheduler
 from chairlift.core.scheduler_output import RequestUpdate, RunnerOutput, SchedulerOutput
 from chairlift.events import StepMember, StepRecord
-
-if TYPE_CHECKING:
-    from chairlift.core.scheduler import Scheduler
 
 RING_SIZE = 4096
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from chairlift.errors import ContextLengthError, RequestError
 
-Headers = list[tuple[bytes, bytes]]
-
 INVALID_REQUEST = "invalid_request_error"
 CLIENT_CLOSED = 499
 """Only in logs and metrics: nobody is left to read it."""

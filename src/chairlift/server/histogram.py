@@ -19,10 +19,6 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    @property
-    def num_observed(self) -> int:
-        return sum(self._counts)
-
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper end, values up to it), as Prometheus has it; the last end is "+Inf"."""
         total, buckets = 0, []

@@ -37,9 +37,6 @@ class JsonFields:
             raise wrong(self.place_of(name), "is required" if value is None else "must be a string")
         return value
 
-    def optional_text(self, name: str) -> str | None:
-        return None if self.get(name) is None else self.text(name)
-
     def object(self, name: str) -> dict[str, Any]:
         """Raises `ApiError` unless there is an object."""
         value = self.get(name)

@@ -71,14 +71,6 @@ def test_retired_blocks_are_out_of_service_and_come_back() -> None:
     pool.check_integrity([held])
 
 
-def test_clear_cached_forgets_what_nobody_owns() -> None:
-    pool, evicted = cached_pool(3)
-    pool.acquire(1)
-    pool.clear_cached()
-    assert sorted(evicted) == [0, 2]
-    assert pool.is_cached(1) and pool.num_free_blocks == 2
-
-
 def test_misuse_is_an_assertion() -> None:
     pool = BlockPool(1)
     with pytest.raises(AssertionError, match="is free"):

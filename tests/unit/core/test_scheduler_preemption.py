@@ -135,7 +135,7 @@ def test_blocks_kept_by_preempted_requests_go_first_last_in_rank_first() -> None
         rig.add(name, 12, 9, priority=0)
     rig.step(2)
     assert rig.running_ids == ["high0", "high1"]
-    assert rig.scheduler._choose_victim(rig.requests["high0"]) is rig.requests["low1"]
+    assert rig.scheduler.preemptor.choose_victim(rig.requests["high0"]) is rig.requests["low1"]
 
 
 def test_last_come_is_preempted_first() -> None:

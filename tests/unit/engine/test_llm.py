@@ -29,7 +29,7 @@ def llm(shared_llm: LLM) -> Iterator[LLM]:
     assert shared_llm._newest == {}
     engine.scheduler.check_integrity()
     assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.pool.num_usable_blocks
-    assert engine.scheduler._num_in_flight == 0, "a step was submitted and never read"
+    assert engine.scheduler.kv.num_steps_in_flight == 0, "a step was submitted and never read"
 
 
 def texts(outputs: list[Any]) -> list[str]:

@@ -10,7 +10,6 @@ from chairlift.server.anthropic.chat_body import chat_body
 from chairlift.server.errors import ApiError
 from chairlift.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from chairlift.server.protocol.strict_model import parse
-from chairlift.server.translation import own_name, told_by_names
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "日"}}
@@ -163,7 +162,7 @@ def test_format_of_the_answer_in_both_places() -> None:
         }
         (place,) = fields
         theirs = "response_format.json_schema.schema.x"
-        assert own_name(theirs, translated(**fields).names).startswith(place)
+        assert translated(**fields).names.own(theirs).startswith(place)
 
 
 def test_places_of_faults_are_those_of_the_request() -> None:
@@ -183,18 +182,4 @@ def test_places_of_faults_are_those_of_the_request() -> None:
         "reasoning_effort": "thinking",
         "prompt": "prompt",
     }.items():
-        assert own_name(theirs, names) == ours
-
-
-def test_errors_are_told_in_the_dialect() -> None:
-    for message, said in (
-        ("stop: is wrong", "stop_sequences: is wrong"),
-        ("cannot be taken", "stop_sequences: cannot be taken"),
-    ):
-        with pytest.raises(ApiError) as caught, told_by_names({"stop": "stop_sequences"}):
-            raise ApiError(400, message, param="stop", code="c", headers=[(b"a", b"b")])
-        error = caught.value
-        assert (error.message, error.param) == (said, "stop_sequences")
-        assert (error.code, error.headers) == ("c", [(b"a", b"b")])
-    with pytest.raises(ApiError, match="^of nothing$"), told_by_names({"stop": "x"}):
-        raise ApiError(400, "of nothing")
+        assert names.own(theirs) == ours

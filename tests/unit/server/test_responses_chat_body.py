@@ -13,9 +13,7 @@ from chairlift.server.protocol.response_request import REFUSED, responses_reques
 from chairlift.server.responses.chat_body import (
     chat_body,
     chat_messages,
-    in_terms_of_responses,
     plan_tools,
-    response_terms,
 )
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -278,7 +276,8 @@ def test_errors_of_the_chat_name_our_fields(
 ) -> None:
     tools = [{"type": "web_search"}, FUNCTION, {"type": "x"}, {"type": "function", "name": "g"}]
     plan = plan_tools(responses_request({"model": "m", "input": "x", "tools": tools}))
-    with pytest.raises(ApiError) as error, in_terms_of_responses(plan):
+    names = plan.field_names
+    with pytest.raises(ApiError) as error, names.told():
         raise bad_request(message, param=param)
     assert (error.value.param, error.value.message) == (ours, says)
-    assert response_terms(["verbosity", "user"], plan) == ["text.verbosity", "user"]
+    assert [names.own(name) for name in ("verbosity", "user")] == ["text.verbosity", "user"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from chairlift.bench.serve.prompt_words import WORDS
@@ -11,8 +11,6 @@ from chairlift.bench.serve.prompt_words import WORDS
 Prompt = str | list[int]
 Part = Sequence[int] | Sequence[str]
 """A piece of a prompt, drawn in one go: parts with the same random numbers are the same."""
-
-MeasureTokens = Callable[[str], int]
 
 
 class PromptForm(Protocol):

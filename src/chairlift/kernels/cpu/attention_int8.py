@@ -178,27 +178,6 @@ class KvInt8Ops:
         )
         return result
 
-    def measure_read(self, kv_cache: ByteArray, layer: int, blocks: NDArray[np.int32]) -> float:
-        """1e9 bytes per second at which all threads read one layer's pieces of these blocks.
-
-        Raises:
-            ValueError: there are none, or they are not in the cache.
-        """
-        check_array("blocks", blocks, np.int32, (None,))
-        if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < len(kv_cache):
-            raise ValueError("a block is not in the cache")
-        rate: float = self._functions.chairlift_measure_read(
-            self._pool,
-            kv_cache.ctypes.data + layer * kv_cache.strides[1],
-            kv_cache.strides[0],
-            kv_cache.shape[2],
-            blocks.ctypes.data,
-            len(blocks),
-        )
-        if rate == 0:
-            raise ValueError(self._library.last_error)
-        return rate
-
     def _check_cache(self, kv_cache: ByteArray, layer: int, spec: AttentionSpec) -> None:
         size = self.piece_bytes(spec.num_kv_heads, spec.head_dim)
         if kv_cache.dtype != np.uint8 or kv_cache.ndim != 3 or kv_cache.shape[2] != size:

@@ -32,7 +32,6 @@ STEM = "libchairlift_kernels"
 SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 FILE_NAME = STEM + SUFFIXES.get(sys.platform, ".so")
 
-INVALID_ARGUMENT = 1
 OUT_OF_MEMORY = 3
 
 FLOATS = ctypes.c_void_p

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from chairlift.server.errors import bad_request, unsupported
+from chairlift.server.field_names import FieldNames
 from chairlift.server.json_body import JsonObject
 from chairlift.server.json_fields import JsonFields, wrong
 from chairlift.server.protocol.anthropic import (
@@ -59,7 +60,7 @@ def chat_body(request: CountTokensRequest, *, is_strict: bool) -> Translation:
     if request.cache_control is not None:
         others.append(_CACHE_CONTROL)
     ignored = ignored_fields(request, REFUSED, others, is_strict=is_strict)
-    return Translation(body=body, names=names, ignored=ignored)
+    return Translation(body=body, names=FieldNames(names), ignored=ignored)
 
 
 class _Conversation:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from chairlift.server.errors import bad_request, unsupported
+from chairlift.server.field_names import FieldNames
 from chairlift.server.json_body import JsonObject
 from chairlift.server.json_fields import wrong
 from chairlift.server.ollama.model_names import name_here
@@ -22,7 +23,7 @@ from chairlift.server.protocol.ollama import (
     OllamaToolCall,
 )
 from chairlift.server.served_model import ServedModel
-from chairlift.server.translation import Translation, told_by_names
+from chairlift.server.translation import Translation
 
 _OPTIONS = {
     "temperature": "temperature",
@@ -110,7 +111,7 @@ def _translation(
     if request.keep_alive is not None:
         ignored.append("keep_alive")
     found = ignored_fields(request, REFUSED, ignored, is_strict=is_strict)
-    return Translation(body=body, names=names, ignored=found)
+    return Translation(body=body, names=FieldNames(names), ignored=found)
 
 
 def _chat(request: GenerationFields, served: ServedModel, ignored: list[str]) -> JsonObject:
@@ -138,7 +139,7 @@ def _sampling(request: GenerationFields, served: ServedModel, ignored: list[str]
     if options is not None:
         body |= _options(options, served)
         others = ["num_ctx"] if options.num_ctx else []
-        with told_by_names({name: f"options.{name}" for name in REFUSED_OPTIONS}):
+        with FieldNames({name: f"options.{name}" for name in REFUSED_OPTIONS}).told():
             names = ignored_fields(options, REFUSED_OPTIONS, others, is_strict=False)
         ignored += [f"options.{name}" for name in names]
     if request.format == "json":

@@ -1,17 +1,16 @@
-"""What a request for a response says, as the body of a chat completion, and errors on the way back.
+"""What a request for a response says, as the body of a chat completion.
 
 The endpoint has no path of its own to the engine: from here on it is a chat.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from chairlift.server.errors import ApiError, bad_request, unsupported
+from chairlift.server.field_names import FieldNames
 from chairlift.server.json_body import JsonObject
 from chairlift.server.protocol.response_items import (
     FunctionCallItem,
@@ -33,7 +32,7 @@ _OWN = {"n", "store", "metadata", "response_format"}
 _PASSED = [name for name in SamplingFields.model_fields if name not in _OWN]
 """Fields that mean the same there."""
 
-_TERMS = {
+_NAMES = {
     "messages": "input",
     "prompt": "input",
     "prompt_token_ids": "input",
@@ -45,9 +44,13 @@ _TERMS = {
     "verbosity": "text.verbosity",
     "logprobs": "top_logprobs",
 }
-"""What chat completions call it, and what it is called here."""
-_UNAMBIGUOUS = re.compile(
-    r"\b(max_completion_tokens|max_tokens|response_format(?:\.json_schema)?|reasoning_effort)\b"
+_WITHOUT_PLACES = ("messages", "prompt", "prompt_token_ids")
+_UNAMBIGUOUS = (
+    "max_completion_tokens",
+    "max_tokens",
+    "response_format.json_schema",
+    "response_format",
+    "reasoning_effort",
 )
 
 
@@ -63,6 +66,14 @@ class ToolPlan:
     """Types of the tools that are left out."""
     choice: str | NamedFunction
     """Whether and which of them to call."""
+
+    @property
+    def field_names(self) -> FieldNames:
+        """What fields of the chat are called in the request."""
+        names = dict(_NAMES)
+        for index, place in enumerate(self.places):
+            names[f"tools[{index}].function"] = names[f"tools[{index}]"] = f"tools[{place}]"
+        return FieldNames(names, whole=_WITHOUT_PLACES, in_text=_UNAMBIGUOUS, has_param=True)
 
 
 def plan_tools(request: ResponsesRequest) -> ToolPlan:
@@ -244,34 +255,3 @@ def _not_there(name: str) -> ApiError:
     return bad_request(
         f"tool_choice: there is no function {name[:100]!r} among the tools", param="tool_choice"
     )
-
-
-# -- errors ------------------------------------------------------------------------------------
-@contextmanager
-def in_terms_of_responses(plan: ToolPlan) -> Iterator[None]:
-    """Errors of the chat name the fields of the request that it was made from."""
-    try:
-        yield
-    except ApiError as error:
-        if error.param is not None:
-            param = _term(error.param, plan.places)
-            if param != error.param:
-                error.message = error.message.replace(error.param, param)
-                error.param = param
-        error.message = _UNAMBIGUOUS.sub(lambda found: _TERMS[found[0]], error.message)
-        raise
-
-
-def response_terms(names: Sequence[str], plan: ToolPlan) -> list[str]:
-    """The same for names of fields."""
-    return [_term(name, plan.places) for name in names]
-
-
-def _term(param: str, places: Sequence[int]) -> str:
-    function = re.match(r"tools\[(\d+)\](?:\.function)?", param)
-    if function is not None and int(function[1]) < len(places):
-        return f"tools[{places[int(function[1])]}]" + param[function.end() :]
-    for theirs, ours in _TERMS.items():
-        if param == theirs or param.startswith((f"{theirs}.", f"{theirs}[")):
-            return ours if ours == "input" else ours + param[len(theirs) :]
-    return param

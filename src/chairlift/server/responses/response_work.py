@@ -14,6 +14,7 @@ from chairlift.engine.async_engine import AsyncEngine
 from chairlift.server.chat_job import ChatWork, chat_request, chat_work
 from chairlift.server.errors import ApiError, bad_request, not_found
 from chairlift.server.exchange import Exchange
+from chairlift.server.field_names import FieldNames
 from chairlift.server.generation import Job
 from chairlift.server.json_body import MAX_BYTES_PER_CHARACTER, MAX_OTHER_BYTES, JsonObject
 from chairlift.server.protocol.response import Response
@@ -29,14 +30,13 @@ from chairlift.server.responses.answer_format import ResponsesFormat
 from chairlift.server.responses.chat_body import (
     ToolPlan,
     chat_body,
-    in_terms_of_responses,
     plan_tools,
-    response_terms,
 )
 from chairlift.server.responses.output_items import new_response_id
 from chairlift.server.responses.response_keeping import ResponseKeeper, stored_input
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
+from chairlift.server.translation import Translation, book_ignored
 from chairlift.store.response_store import (
     ChainError,
     ChainTooLong,
@@ -58,7 +58,8 @@ class ResponseWork:
     keeper: ResponseKeeper
     response: Response
     """As it is before anything has been said."""
-    plan: ToolPlan
+    names: FieldNames
+    """Of the chat that it has become."""
 
 
 async def response_work(
@@ -84,10 +85,12 @@ async def response_work(
         understood = await _off_loop(serving, is_large, chat_request, chat)
         return await chat_work(serving, engine, served, exchange, understood, receive, id=id)
 
-    with in_terms_of_responses(plan):
+    names = plan.field_names
+    with names.told():
         body = await _off_loop(serving, is_large, chat_body, request, items, plan)
         work = await _fitting(body, attempt, may_drop=request.truncation == "auto")
-    _book_fields(serving, exchange, request, plan)
+    ignored = _without_effect(serving, request, plan)
+    book_ignored(serving, exchange, Translation(body=body, names=names, ignored=ignored))
     response = _response(serving, served, request, work, plan, id)
     format = ResponsesFormat(
         response,
@@ -106,7 +109,7 @@ async def response_work(
         is_background=request.background,
     )
     job = replace(work.job(format), before_end=keeper.keep)
-    return ResponseWork(job=job, format=format, keeper=keeper, response=response, plan=plan)
+    return ResponseWork(job=job, format=format, keeper=keeper, response=response, names=names)
 
 
 def _is_large(exchange: Exchange, items: Sequence[KnownItem]) -> bool:
@@ -228,10 +231,8 @@ def _without(messages: list[JsonObject], num_turns: int) -> list[JsonObject]:
     return messages[:is_instructed] + messages[_turn_starts(messages)[num_turns] :]
 
 
-def _book_fields(
-    serving: Serving, exchange: Exchange, request: ResponsesRequest, plan: ToolPlan
-) -> None:
-    """Name what changes nothing, beside what the chat has found."""
+def _without_effect(serving: Serving, request: ResponsesRequest, plan: ToolPlan) -> list[str]:
+    """Fields that change nothing.  Raises `ApiError` where that is refused."""
     names = list(request.without_effect())
     names += [f"tools.{kind}" for kind in plan.skipped]
     if serving.store is None and request.store:
@@ -242,9 +243,7 @@ def _book_fields(
             param=names[0][:100],
             code="unknown_parameter",
         )
-    if names:
-        serving.metrics.fields_ignored(names)
-    exchange.ignored = list(dict.fromkeys([*names, *response_terms(exchange.ignored, plan)]))
+    return names
 
 
 # -- the answer --------------------------------------------------------------------------------

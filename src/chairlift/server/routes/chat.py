@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import time
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from chairlift.engine.async_engine import AsyncEngine
 from chairlift.server.chat_format import ChatFormat
 from chairlift.server.chat_job import chat_request, chat_work
-from chairlift.server.exchange import Exchange, exchange_of, new_id
-from chairlift.server.generation import Job, answer
+from chairlift.server.exchange import Exchange, new_id
+from chairlift.server.generation import Job
 from chairlift.server.json_body import BodyLimits
 from chairlift.server.request_reading import read_body
+from chairlift.server.routes.generation_endpoint import GenerationEndpoint
 from chairlift.server.served_model import ServedModel
-from chairlift.server.serving import Serving
 
 
-class ChatCompletions:
+class ChatCompletions(GenerationEndpoint):
     """The endpoint."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serving, exchange = self._serving, exchange_of(scope)
-        exchange.endpoint = "chat"
-        engine, served = serving.engine()
-        serving.admission.check_open(exchange.key_name)
-        with serving.lifecycle.in_flight():
-            job = await self._read(engine, served, exchange, receive)
-            await answer(serving, engine, exchange, job, receive, send)
+    name = "chat"
 
     async def _read(
         self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
     ) -> Job:
-        """What is to be done; the request's text itself is let go."""
         serving = self._serving
         limits = BodyLimits.of_one_text(serving.config.max_body_size, served.max_prompt_chars)
         id = new_id("chatcmpl")

@@ -5,38 +5,27 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from chairlift.engine.async_engine import AsyncEngine
 from chairlift.server.completion_job import completion_request, completion_work
-from chairlift.server.exchange import Exchange, exchange_of, new_id
-from chairlift.server.generation import Job, answer
+from chairlift.server.exchange import Exchange, new_id
+from chairlift.server.generation import Job
 from chairlift.server.json_body import BodyLimits
 from chairlift.server.request_reading import read_body
+from chairlift.server.routes.generation_endpoint import GenerationEndpoint
 from chairlift.server.served_model import ServedModel
-from chairlift.server.serving import Serving
 from chairlift.server.text_format import TextFormat
 
 
-class Completions:
+class Completions(GenerationEndpoint):
     """The endpoint."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serving, exchange = self._serving, exchange_of(scope)
-        exchange.endpoint = "completions"
-        engine, served = serving.engine()
-        serving.admission.check_open(exchange.key_name)
-        with serving.lifecycle.in_flight():
-            job = await self._read(engine, served, exchange, receive)
-            await answer(serving, engine, exchange, job, receive, send)
+    name = "completions"
 
     async def _read(
         self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
     ) -> Job:
-        """What is to be done; the request's text itself is let go."""
         serving = self._serving
         limits = BodyLimits.of_many_texts(
             serving.config.max_body_size,

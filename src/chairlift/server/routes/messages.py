@@ -14,16 +14,17 @@ from chairlift.server.anthropic.message_format import MessageFormat
 from chairlift.server.chat_job import chat_prompt, chat_request, chat_work
 from chairlift.server.disconnect import until_disconnect
 from chairlift.server.exchange import Exchange, exchange_of, new_id
-from chairlift.server.generation import Job, answer
+from chairlift.server.generation import Job
 from chairlift.server.json_body import BodyLimits, JsonObject
 from chairlift.server.plain_answer import send_model
 from chairlift.server.protocol.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from chairlift.server.protocol.chat import ChatRequest
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import read_body
+from chairlift.server.routes.generation_endpoint import GenerationEndpoint
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
-from chairlift.server.translation import Translation, book_ignored, told_by_names
+from chairlift.server.translation import Translation, book_ignored
 
 _Asked = TypeVar("_Asked", bound=CountTokensRequest)
 
@@ -37,33 +38,25 @@ class _Understood:
     chat: ChatRequest
 
 
-class Messages:
+class Messages(GenerationEndpoint):
     """Answers a conversation, whole or as a stream."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    name = "messages"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serving, exchange = self._serving, exchange_of(scope)
-        exchange.endpoint = "messages"
-        _name_for_clients(exchange)
-        engine, served = serving.engine()
-        serving.admission.check_open(exchange.key_name)
-        with serving.lifecycle.in_flight():
-            job = await self._read(engine, served, exchange, receive)
-            await answer(serving, engine, exchange, job, receive, send)
+        _name_for_clients(exchange_of(scope))
+        await super().__call__(scope, receive, send)
 
     async def _read(
         self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
     ) -> Job:
-        """What is to be done; the request's text itself is let go."""
         serving = self._serving
         id = new_id("msg").replace("-", "_")
         understand = partial(_understand, MessagesRequest, is_strict=serving.config.strict_fields)
         async with read_body(
             serving, exchange, receive, _limits(serving, served), understand
         ) as asked:
-            with told_by_names(asked.translation.names):
+            with asked.translation.names.told():
                 work = await chat_work(
                     serving, engine, served, exchange, asked.chat, receive,
                     id=id, ends_at_context=True,
@@ -94,7 +87,7 @@ class CountTokens:
         ) as asked:
             served.check_name(asked.chat.model)
             book_ignored(serving, exchange, asked.translation)
-            with told_by_names(asked.translation.names):
+            with asked.translation.names.told():
                 async with until_disconnect(receive):
                     _, ids = await serving.in_text_thread(chat_prompt, asked.chat, served)
         await send_model(send, TokenCount(input_tokens=len(ids)))
@@ -105,7 +98,7 @@ def _understand(kind: type[_Asked], body: JsonObject, *, is_strict: bool) -> _Un
     asked = parse(kind, body)
     asked.check()
     translation = chat_body(asked, is_strict=is_strict)
-    with told_by_names(translation.names):
+    with translation.names.told():
         chat = chat_request(translation.body)
     display = asked.thinking.display if asked.thinking is not None else None
     return _Understood(display != "omitted", translation, chat)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -19,7 +18,7 @@ from chairlift.server.chat_job import chat_request, chat_work
 from chairlift.server.completion_job import completion_request, completion_work
 from chairlift.server.errors import bad_request, not_found, unsupported
 from chairlift.server.exchange import Exchange, exchange_of, new_id
-from chairlift.server.generation import Job, answer
+from chairlift.server.generation import Job
 from chairlift.server.json_body import BodyLimits, JsonObject
 from chairlift.server.ollama.answer_format import OllamaFormat, load_answer
 from chairlift.server.ollama.completion_body import chat_body, generate_body, raw_body
@@ -37,9 +36,10 @@ from chairlift.server.protocol.ollama import (
 )
 from chairlift.server.protocol.strict_model import parse
 from chairlift.server.request_reading import book_unknown, read_body
+from chairlift.server.routes.generation_endpoint import GenerationEndpoint
 from chairlift.server.served_model import ServedModel
 from chairlift.server.serving import Serving
-from chairlift.server.translation import Translation, book_ignored, told_by_names
+from chairlift.server.translation import Translation, book_ignored
 
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
@@ -58,38 +58,18 @@ class _Understood:
         return (self.asked.top_logprobs or 0) if self.asked.logprobs else None
 
 
-Understand = Callable[[JsonObject], _Understood]
-
-
-class _Generation(ABC):
+class _Generation(GenerationEndpoint):
     """What both endpoints that generate do."""
 
-    endpoint: str
     is_chat: bool
-
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
 
     @abstractmethod
     def understand(self, body: JsonObject, served: ServedModel) -> _Understood:
         """Raises `ApiError`, naming the field."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serving, exchange = self._serving, exchange_of(scope)
-        exchange.endpoint = self.endpoint
-        engine, served = serving.engine()
-        serving.admission.check_open(exchange.key_name)
-        with serving.lifecycle.in_flight():
-            todo = await self._read(engine, served, exchange, receive)
-            if isinstance(todo, Job):
-                await answer(serving, engine, exchange, todo, receive, send)
-            else:
-                await send_model(send, todo)
-
     async def _read(
         self, engine: AsyncEngine, served: ServedModel, exchange: Exchange, receive: Receive
     ) -> Job | BaseModel:
-        """What is to be done, or the answer if that is nothing; the text itself is let go."""
         serving, id = self._serving, new_id("ollama")
         limits = BodyLimits.of_one_text(serving.config.max_body_size, served.max_prompt_chars)
         understand = partial(self.understand, served=served)
@@ -99,7 +79,7 @@ class _Generation(ABC):
                 served.check_name(name_here(asked.model, served))
                 book_ignored(serving, exchange, understood.translation)
                 return load_answer(asked.model, is_chat=self.is_chat)
-            with told_by_names(understood.translation.names):
+            with understood.translation.names.told():
                 if isinstance(request, ChatRequest):
                     chat = await chat_work(
                         serving, engine, served, exchange, request, receive,
@@ -131,7 +111,7 @@ class _Generation(ABC):
 class OllamaChat(_Generation):
     """POST /api/chat: answers a conversation."""
 
-    endpoint = "ollama_chat"
+    name = "ollama_chat"
     is_chat = True
 
     def understand(self, body: JsonObject, served: ServedModel) -> _Understood:
@@ -139,14 +119,14 @@ class OllamaChat(_Generation):
         translation = chat_body(asked, served, is_strict=self._is_strict)
         if not asked.messages:
             return _only_load(asked, translation)
-        with told_by_names(translation.names):
+        with translation.names.told():
             return _Understood(asked, translation, chat_request(translation.body))
 
 
 class OllamaGenerate(_Generation):
     """POST /api/generate: answers a prompt, or completes it as it is."""
 
-    endpoint = "ollama_generate"
+    name = "ollama_generate"
     is_chat = False
 
     def understand(self, body: JsonObject, served: ServedModel) -> _Understood:
@@ -156,7 +136,7 @@ class OllamaGenerate(_Generation):
         translation = translate(asked, served, is_strict=self._is_strict)
         if not asked.prompt:
             return _only_load(asked, translation)
-        with told_by_names(translation.names):
+        with translation.names.told():
             request: ChatRequest | CompletionRequest = (
                 completion_request(translation.body, served)
                 if is_completion

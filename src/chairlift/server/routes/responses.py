@@ -26,7 +26,6 @@ from chairlift.server.protocol.response import DeletedResponse, ResponseItemList
 from chairlift.server.protocol.response_request import responses_request
 from chairlift.server.request_reading import LARGE_BODY_BYTES, read_body
 from chairlift.server.responses.background_runs import never_gone, send_to_nobody
-from chairlift.server.responses.chat_body import in_terms_of_responses
 from chairlift.server.responses.response_keeping import response_json
 from chairlift.server.responses.response_work import ResponseWork, response_work
 from chairlift.server.served_model import ServedModel
@@ -58,7 +57,7 @@ class Responses:
                 return
             exchange.wire = work.format
             try:
-                with in_terms_of_responses(work.plan):
+                with work.names.told():
                     await answer(serving, engine, exchange, work.job, receive, send)
             finally:
                 exchange.wire = OPENAI  # an idle connection keeps its last exchange
