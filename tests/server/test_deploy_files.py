@@ -6,6 +6,7 @@ import configparser
 import dataclasses
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -50,6 +51,19 @@ def test_yaml_files_parse_and_point_at_each_other() -> None:
     for volume in services["grafana"]["volumes"] + services["prometheus"]["volumes"]:
         source = volume.partition(":")[0]
         assert not source.startswith(".") or (DEPLOY / source).exists(), volume
+
+
+def test_the_image_is_built_from_sources_and_nothing_else() -> None:
+    """Neither keys nor environments nor builds of this machine get into the build's context."""
+    lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    taken = {rule[1:] for rule in rules if rule.startswith("!")}
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    build = project["tool"]["scikit-build"]
+    sources = [*build["sdist"]["include"], *build["wheel"]["packages"], "pyproject.toml"]
+    assert taken == {source.partition("/")[0] for source in sources}
+    assert all((DEPLOY.parent / name).exists() for name in taken)
 
 
 def test_flags_exist() -> None:

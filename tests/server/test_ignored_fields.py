@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from chairlift.server.server_log import JsonFormatter, TextFormatter
+from chairlift.server.server_log import JsonFormatter, TextFormatter, configure_server_log
 from http_harness import RunningServer
 
 OWN_ID = re.compile(r"req-[0-9a-f]{24}")
@@ -190,3 +191,28 @@ def test_json_lines_are_json() -> None:
     assert parsed["message"] == "hello a\nb" and parsed["status"] == 200
     assert parsed["level"] == "info" and parsed["time"].endswith("Z")
     assert "\n" not in JsonFormatter().format(line)
+
+
+@pytest.fixture
+def loggers_are_put_back() -> Iterator[None]:
+    names = ("chairlift", "uvicorn.error", "asyncio", "opentelemetry")
+    before = [
+        (log, log.handlers, log.propagate, log.level) for log in map(logging.getLogger, names)
+    ]
+    yield
+    for log, handlers, propagate, level in before:
+        log.handlers, log.propagate = handlers, propagate
+        log.setLevel(level)
+
+
+@pytest.mark.usefixtures("loggers_are_put_back")
+@pytest.mark.parametrize("name", ["uvicorn.error", "asyncio", "opentelemetry.sdk.trace.export"])
+def test_warnings_of_others_are_lines_of_the_log(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_server_log("json")
+    logging.getLogger(name).info("nobody needs to know")
+    logging.getLogger(name).warning("the collector is %s", "away")
+    (line,) = capsys.readouterr().err.splitlines()
+    parsed = json.loads(line)
+    assert (parsed["message"], parsed["logger"]) == ("the collector is away", name)

@@ -16,7 +16,7 @@ from chairlift.log import LOGGER_NAME
 from chairlift.server.server_config import LogFormatName
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-_OTHERS = ("uvicorn.error", "asyncio")
+_OTHERS = ("uvicorn.error", "asyncio", "opentelemetry")
 """Loggers of others whose warnings belong to the server's log."""
 
 

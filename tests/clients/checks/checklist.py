@@ -12,6 +12,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,19 @@ def promise(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def keep_promises() -> None:
-    """Run all of them in order; the exit code is 1 if one was broken."""
+    """Run all of them in order; the exit code is 1 if one was broken.
+
+    What the client prints meanwhile goes to the errors: lines on the output are promises.
+    """
     is_good = True
     for function in _promises:
         name = function.__name__.replace("_", " ")
         try:
-            if inspect.iscoroutinefunction(function):
-                asyncio.run(function())
-            else:
-                function()
+            with redirect_stdout(sys.stderr):
+                if inspect.iscoroutinefunction(function):
+                    asyncio.run(function())
+                else:
+                    function()
             print(f"ok {name}", flush=True)
         except Exception as error:
             is_good = False
