@@ -297,8 +297,7 @@ class Scheduler:
                 self.kv.drop_tail(request, 0)  # compute them again
                 self.queues.put_back(request)
             elif request.status is RequestStatus.RUNNING:
-                # a step in flight has already brought them back
-                self._departures.fail(request, message)
+                self._departures.fail(request, message)  # a step in flight has brought them back
 
     def _member(self, item: ScheduledRequest) -> Request | None:
         """Who rode in a step; None for padding, and where it ended while the step was in flight.
@@ -342,7 +341,7 @@ class Scheduler:
         """Raise AssertionError unless requests and blocks are all accounted for, each once."""
         self.kv.check_integrity(self.queues.check_integrity())
         if not self.requests:
-            assert self._builder.has_told_of_nobody, "the runner was not told of an end"
+            assert not self._builder.num_known, "the runner was not told of an end"
             if not self.kv.num_steps_in_flight:
                 usable = self.kv.pool.num_usable_blocks
                 assert self.kv.num_free_blocks == usable, "blocks leak"

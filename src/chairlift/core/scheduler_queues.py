@@ -92,28 +92,28 @@ class SchedulerQueues:
         request.status = RequestStatus.RUNNING
         bisect.insort(self.running, request, key=_rank_of)
 
-    def take_out(self, victim: Request) -> None:
-        """Take a victim out of where it stands; `put_back()` follows, or it has ended."""
-        if victim.status is RequestStatus.RUNNING:
-            self.running.remove(victim)
-            victim.num_preemptions += 1
-            self.unpark_forks_of(victim)
-        elif victim.status is RequestStatus.SWAPPED:
-            self.swapped.remove(victim.request_id)
+    def take_out(self, request: Request) -> None:
+        """Out of where it stands, seat or line; `put_back()` follows, or it has ended."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+            request.num_preemptions += 1
+            self.unpark_forks_of(request)
+        elif request.status is RequestStatus.SWAPPED:
+            self.swapped.remove(request.request_id)
         else:
-            self.waiting.remove(victim.request_id)
-        self.holders.pop(victim.request_id, None)
+            self.waiting.remove(request.request_id)
+        self.holders.pop(request.request_id, None)
 
-    def put_back(self, victim: Request) -> None:
-        """Put a victim where it belongs now."""
-        if victim.host_blocks:
-            victim.status = RequestStatus.SWAPPED
-            self.swapped.add(victim)
+    def put_back(self, request: Request) -> None:
+        """One that was preempted, into the line where it belongs now."""
+        if request.host_blocks:
+            request.status = RequestStatus.SWAPPED
+            self.swapped.add(request)
         else:
-            victim.status = RequestStatus.PREEMPTED
-            self.waiting.add(victim)
-        if victim.block_table:
-            self.holders[victim.request_id] = victim
+            request.status = RequestStatus.PREEMPTED
+            self.waiting.add(request)
+        if request.block_table:
+            self.holders[request.request_id] = request
 
     def exchange(self, request: Request, victim: Request) -> None:
         """A waiting request gets the rank of a running one, which is seated next."""

@@ -23,8 +23,9 @@ class StepBuilder:
         self._next_step_id = 0
 
     @property
-    def has_told_of_nobody(self) -> bool:
-        return not self._known
+    def num_known(self) -> int:
+        """Requests that the runner has been told of and may not forget yet."""
+        return len(self._known)
 
     def begin(self) -> SchedulerOutput:
         return SchedulerOutput(step_id=self._next_step_id)
