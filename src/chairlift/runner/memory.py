@@ -113,13 +113,7 @@ def plan_memory(
         head_bytes: what is there while the output head, the first matrix of all, is prepared.
     """
     block_bytes = block.num_bytes
-    wanted_len = asked.max_model_len or model.max_position
-    if wanted_len > model.max_position:
-        raise ConfigError(
-            f"max_model_len {wanted_len} is longer than the model's context: at most"
-            f" {model.max_position}",
-            field="max_model_len",
-        )
+    wanted_len = _wanted_length(asked, model)
     head_excess = head_bytes - weights_bytes
     num_threads = asked.threads or machine.num_cpus
     work_bytes = _work_bytes(
@@ -165,6 +159,17 @@ def plan_memory(
         swap_reason=swap_reason,
         max_model_len_reason=length_reason,
     )
+
+
+def _wanted_length(asked: EngineConfig, model: ModelConfig) -> int:
+    length = asked.max_model_len or model.max_position
+    if length > model.max_position:
+        raise ConfigError(
+            f"max_model_len {length} is longer than the model's context: at most"
+            f" {model.max_position}",
+            field="max_model_len",
+        )
+    return length
 
 
 def _work_bytes(
