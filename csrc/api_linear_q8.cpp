@@ -25,7 +25,7 @@ int64_t linear_q8_scratch_bytes(const LinearQ8Task& task, const LinearQ8Tile& ti
 namespace {
 
 constexpr int64_t kMaxRowsPerItem = 256;
-constexpr int64_t kMinRowsPerItem = 32;
+constexpr int64_t kMinRowsPerItem = 16;
 constexpr int64_t kRowsTogether = 4;             // in a tile's inner loop
 constexpr int64_t kRowBytesPerItem = 384 << 10;  // activations of one item stay in L2
 constexpr int64_t kFewRows = 16;                 // from here on the panel's codes are reused enough
