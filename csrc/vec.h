@@ -72,6 +72,13 @@ CHAIRLIFT_INLINE F16 power_of_two(F16 t) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
 }
 
+// p * 2^n for a whole number n
+CHAIRLIFT_INLINE F16 scale_by_power(F16 p, F16 n) { return {_mm512_scalef_ps(p.v, n.v)}; }
+
+CHAIRLIFT_INLINE F16 round_to_integer(F16 x) {
+  return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
 CHAIRLIFT_INLINE float largest_lane(F16 a) { return _mm512_reduce_max_ps(a.v); }
 CHAIRLIFT_INLINE float sum_lanes(F16 a) { return _mm512_reduce_add_ps(a.v); }
 
@@ -123,6 +130,13 @@ CHAIRLIFT_INLINE __m256 power_of_two(__m256 t) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
 }
 CHAIRLIFT_INLINE F16 power_of_two(F16 t) { return {power_of_two(t.low), power_of_two(t.high)}; }
+CHAIRLIFT_INLINE F16 scale_by_power(F16 p, F16 n) {
+  return p * power_of_two(n + F16::all(12582912.0f));
+}
+CHAIRLIFT_INLINE F16 round_to_integer(F16 x) {
+  return {_mm256_round_ps(x.low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+          _mm256_round_ps(x.high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
 
 CHAIRLIFT_INLINE float largest_lane(F16 a) {
   const __m256 eight = _mm256_max_ps(a.low, a.high);
@@ -210,6 +224,13 @@ CHAIRLIFT_INLINE F16 power_of_two(F16 t) {
   std::memcpy(t.part, bits, sizeof bits);
   return t;
 }
+CHAIRLIFT_INLINE F16 scale_by_power(F16 p, F16 n) {
+  return p * power_of_two(n + F16::all(12582912.0f));
+}
+CHAIRLIFT_INLINE F16 round_to_integer(F16 x) {
+  const F16 magic = F16::all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  return (x + magic) - magic;
+}
 CHAIRLIFT_INLINE float largest_lane(F16 a) {
   float lane[kLanes];
   a.store(lane);
@@ -245,6 +266,31 @@ CHAIRLIFT_INLINE F16 exp_negative(F16 x) {
   p = multiply_add(p, r, F16::all(5.0000001201e-1f));
   p = multiply_add(p, r * r, r) + F16::all(1.0f);
   return zero_below(p * power_of_two(t), x, limit);
+}
+
+// 2^r for |r| <= 1/2, to about 2 ulp, and exactly 1 at 0
+CHAIRLIFT_INLINE F16 exp2_of_fraction(F16 r) {
+  F16 p = F16::all(1.326472733e-3f);
+  p = multiply_add(p, r, F16::all(9.671512991e-3f));
+  p = multiply_add(p, r, F16::all(5.550733581e-2f));
+  p = multiply_add(p, r, F16::all(2.402224243e-1f));
+  p = multiply_add(p, r, F16::all(6.931470037e-1f));
+  return multiply_add(p, r, F16::all(1.0f));
+}
+
+// 2^x for x <= 0.  Below -126, where the result would be denormal, it is 0; so it is for -inf.
+CHAIRLIFT_INLINE F16 exp2_negative(F16 x) {
+  const F16 n = round_to_integer(x);
+  const F16 power = scale_by_power(exp2_of_fraction(x - n), n);
+  return zero_below(power, x, F16::all(-126.0f));
+}
+
+// 2^x for x <= 127, and 2^-126 where that is less: what is too small to count need not be told
+// apart.
+CHAIRLIFT_INLINE F16 exp2_at_least(F16 x) {
+  x = larger(F16::all(-126.0f), x);  // in this order not-a-number stays
+  const F16 n = round_to_integer(x);
+  return scale_by_power(exp2_of_fraction(x - n), n);
 }
 
 // After the last `stream`, which goes past the caches to 64 bytes on a cache line, and before

@@ -85,12 +85,6 @@ CHAIRLIFT_INLINE void store_largest_lanes(const F16 (&x)[COUNT], float* out) {
 }
 
 // p * 2^n for whole n
-CHAIRLIFT_INLINE F16 scale_by_power(F16 p, F16 n) { return {_mm512_scalef_ps(p.v, n.v)}; }
-
-CHAIRLIFT_INLINE F16 round_to_integer(F16 x) {
-  return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
-
 #elif defined(CHAIRLIFT_VEC_AVX2)
 
 CHAIRLIFT_INLINE Codes repeat_bytes(const void* p) {
@@ -131,15 +125,6 @@ CHAIRLIFT_INLINE void store_weights(const F16 (&x)[4], uint8_t* high, uint8_t* l
   store_weights({x[0].high, x[1].high, x[2].high, x[3].high}, high + 32, low + 32);
 }
 
-CHAIRLIFT_INLINE F16 round_to_integer(F16 x) {
-  return {_mm256_round_ps(x.low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-          _mm256_round_ps(x.high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
-
-CHAIRLIFT_INLINE F16 scale_by_power(F16 p, F16 n) {
-  return p * power_of_two(n + F16::all(12582912.0f));
-}
-
 #else
 
 CHAIRLIFT_INLINE Codes repeat_bytes(const void* p) {
@@ -155,15 +140,6 @@ CHAIRLIFT_INLINE I16 add_dots(I16 sum, const Codes& a, const Codes& b) {
     }
   }
   return sum;
-}
-
-CHAIRLIFT_INLINE F16 round_to_integer(F16 x) {
-  const F16 magic = F16::all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  return (x + magic) - magic;
-}
-
-CHAIRLIFT_INLINE F16 scale_by_power(F16 p, F16 n) {
-  return p * power_of_two(n + F16::all(12582912.0f));
 }
 
 CHAIRLIFT_INLINE void store_weights(const F16 (&x)[4], uint8_t* high, uint8_t* low) {
@@ -233,30 +209,6 @@ CHAIRLIFT_INLINE void store_largest_lanes(const F16 (&x)[COUNT], float* out) {
 }
 
 #endif
-
-// 2^r for |r| <= 1/2, to about 2 ulp, and exactly 1 at 0
-CHAIRLIFT_INLINE F16 exp2_of_fraction(F16 r) {
-  F16 p = F16::all(1.326472733e-3f);
-  p = multiply_add(p, r, F16::all(9.671512991e-3f));
-  p = multiply_add(p, r, F16::all(5.550733581e-2f));
-  p = multiply_add(p, r, F16::all(2.402224243e-1f));
-  p = multiply_add(p, r, F16::all(6.931470037e-1f));
-  return multiply_add(p, r, F16::all(1.0f));
-}
-
-// 2^x for x <= 0.  Below -126, where the result would be denormal, it is 0; so it is for -inf.
-CHAIRLIFT_INLINE F16 exp2_negative(F16 x) {
-  const F16 n = round_to_integer(x);
-  const F16 power = scale_by_power(exp2_of_fraction(x - n), n);
-  return zero_below(power, x, F16::all(-126.0f));
-}
-
-// The same, but for 2^-126 where that is 0: what is too small to count need not be told apart.
-CHAIRLIFT_INLINE F16 exp2_at_least(F16 x) {
-  x = larger(F16::all(-126.0f), x);  // in this order not-a-number stays
-  const F16 n = round_to_integer(x);
-  return scale_by_power(exp2_of_fraction(x - n), n);
-}
 
 }  // namespace
 }  // namespace chairlift

@@ -339,12 +339,11 @@ void unpack_codes(const PackedQ8& w, const uint8_t* codes, int vectors, uint8_t*
   }
 }
 
-// silu(gate) * up
+// silu(gate) * up.  Gates below -87, where less than 1e-36 is left of them, count as -87.
 CHAIRLIFT_INLINE F16 gated(F16 gate, F16 up) {
-  const F16 zero = F16::all(0.0f), one = F16::all(1.0f);
-  const F16 e = exp_negative(zero - larger(gate, zero - gate));
-  const F16 numerator = larger(zero_below(one, gate, zero), e);  // 1, or e where gate < 0
-  return gate * (numerator / (one + e)) * up;
+  gate = larger(F16::all(-87.0f), gate);  // in this order not-a-number stays
+  const F16 e = exp2_at_least(gate * F16::all(-1.44269504f));
+  return gate * up / (F16::all(1.0f) + e);
 }
 
 // A row of `width` columns, gates and ups in turn by `interleave`, to its first half, gated.

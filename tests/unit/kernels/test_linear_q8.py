@@ -318,6 +318,16 @@ def test_mlp_is_made_of_its_parts(
     assert relative_error(ops.mlp(x, gate_up, down, residual), expected) < 1e-3
 
 
+@pytest.mark.parametrize("size", [1e-12, 1.0, 50.0, 1e4, 1e15])
+def test_gates_of_any_size(ops: Q8Ops, size: float) -> None:
+    gate_up, down, weights = make_mlp(ops, 96, 32)
+    x = random(37, 96) * np.float32(size)
+    both = ops.linear(x, ops.pack(weights)).astype(np.float64)
+    gate, up = both[:, :96], both[:, 96:]
+    hidden = (gate / (1 + np.exp(np.minimum(-gate, 700))) * up).astype(np.float32)
+    assert relative_error(ops.mlp(x, gate_up, down), ops.linear(hidden, down)) < 1e-3
+
+
 @pytest.mark.parametrize("interleave", [16, 32])
 def test_mlp_bits_do_not_depend_on_the_number_of_rows(ops: Q8Ops, interleave: int) -> None:
     gate_up, down, _ = make_mlp(ops, 192, interleave)
