@@ -256,9 +256,14 @@ class _Scan:
 
 
 def _num_numbers(run: bytes) -> int:
-    """Commas between what is no text: of a list of texts nothing else is left."""
+    """Commas between what is no text: of a list of texts nothing else is left, of objects colons.
+
+    At the end of a part the last comma may have nothing beside it.
+    """
+    if b":" in run:
+        return 0
     number = run.count(b",")
-    return number if len(run.translate(None, b", \t\r\n")) >= number else 0
+    return number if len(run.translate(None, b", \t\r\n")) >= number - 1 else 0
 
 
 async def _read(receive: Receive, limits: BodyLimits, take: Callable[[int], None]) -> bytearray:
