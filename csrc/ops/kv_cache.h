@@ -63,6 +63,7 @@ CHAIRLIFT_INLINE void rotate_head(const float* x, const float* cos, const float*
 // -- bytes ---------------------------------------------------------------------------------------
 
 constexpr int kHeadsAtOnce = 16;  // a vector of scales
+constexpr int64_t kClaimedRows = 8;
 static_assert(kStoreScratchHeads >= kHeadsAtOnce + 2, "rotated, normed, and codes");
 
 #if defined(CHAIRLIFT_VEC_AVX512)
@@ -163,17 +164,16 @@ class ByteToken {
     std::memcpy(base + layout_.value_scales() + 4 * token_, &scale, 4);
   }
 
-  CHAIRLIFT_INLINE bool shares_page_with(const ByteToken& other) const {
-    return page_ == other.page_;
-  }
-
-  // Asks for the cache lines that will be written.
-  CHAIRLIFT_INLINE void claim(int64_t num_kv_heads) const {
+  // Asks for the cache lines that will be written, less those that `before` has asked for.
+  CHAIRLIFT_INLINE void claim(int64_t num_kv_heads, const ByteToken* before) const {
+    const bool shares_page = before && page_ == before->page_;
+    if (shares_page && token_ / 4 == before->token_ / 4) return;
     const int64_t dim = layout_.head_dim;
     for (int64_t head = 0; head < num_kv_heads; ++head) {
       const uint8_t* base = page_ + head * layout_.head_bytes();
-      claim_bytes(base, 16 * dim + 64);
       claim_bytes(base + layout_.values() + token_ / 4 * dim * 4, dim * 4);
+      if (shares_page) continue;
+      claim_bytes(base, 16 * dim + 64);
       claim_bytes(base + layout_.value_scales(), 64);
     }
   }
@@ -239,16 +239,17 @@ CHAIRLIFT_INLINE void store_qkv_bytes(const chairlift_qkv_to_cache& task, int64_
 
 void store_rows_as_bytes(const chairlift_qkv_to_cache& task, int64_t first_row, int64_t num_rows,
                          float* scratch) {
-  // Where the next row goes is on its way from memory while this one is computed.
-  ByteToken token(task, task.slots[first_row]);
-  token.claim(task.num_kv_heads);
+  const auto token_of = [&](int64_t row) { return ByteToken(task, task.slots[row]); };
+  // Where later rows go is on its way from memory while these are computed, also the first of the
+  // rows after these: probably the same thread's.
+  token_of(first_row).claim(task.num_kv_heads, nullptr);
   for (int64_t row = first_row; row < first_row + num_rows; ++row) {
-    const ByteToken current = token;
-    if (row + 1 < first_row + num_rows) {
-      token = ByteToken(task, task.slots[row + 1]);
-      if (!token.shares_page_with(current)) token.claim(task.num_kv_heads);
+    const int64_t ahead = row + kClaimedRows;
+    if (ahead < task.num_tokens) {
+      const ByteToken before = token_of(ahead - 1);
+      token_of(ahead).claim(task.num_kv_heads, &before);
     }
-    store_qkv_bytes(task, row, current, scratch);
+    store_qkv_bytes(task, row, token_of(row), scratch);
   }
 }
 
