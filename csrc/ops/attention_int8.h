@@ -120,7 +120,7 @@ struct Fetcher {
 
 CHAIRLIFT_INLINE void fetch(Lines lines, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < smaller_of(end, lines.count); ++i) {
-    prefetch_line(lines.first + i * kCodesBytes);
+    prefetch_far(lines.first + i * kCodesBytes);
   }
 }
 
@@ -772,7 +772,7 @@ int64_t read_pieces(const uint8_t* memory, int64_t stride, int64_t num_bytes, co
         I16 lanes;
         std::memcpy(&lanes, piece + i + v * kCodesBytes, sizeof lanes);
         sum[v] = sum[v] + lanes;
-        prefetch_line(next + i + v * kCodesBytes);
+        prefetch_far(next + i + v * kCodesBytes);
       }
     }
   }

@@ -84,7 +84,6 @@ CHAIRLIFT_INLINE void store_largest_lanes(const F16 (&x)[COUNT], float* out) {
   _mm_storeu_ps(out, _mm512_castps512_ps128(one));
 }
 
-// p * 2^n for whole n
 #elif defined(CHAIRLIFT_VEC_AVX2)
 
 CHAIRLIFT_INLINE Codes repeat_bytes(const void* p) {
@@ -156,16 +155,6 @@ CHAIRLIFT_INLINE void store_weights(const F16 (&x)[4], uint8_t* high, uint8_t* l
 }
 
 #endif
-
-// Asks for a cache line to come to L2.  Few lines can be on their way to L1 at a time; those bound
-// for L2 keep memory twice as busy.
-CHAIRLIFT_INLINE void prefetch_line(const uint8_t* p) {
-#if defined(__GNUC__)
-  __builtin_prefetch(p, 0, 2);
-#else
-  (void)p;
-#endif
-}
 
 // 256 high + low
 CHAIRLIFT_INLINE I16 join_bytes(const I16& high, const I16& low) {

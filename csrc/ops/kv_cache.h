@@ -62,8 +62,8 @@ CHAIRLIFT_INLINE void rotate_head(const float* x, const float* cos, const float*
 
 // -- bytes ---------------------------------------------------------------------------------------
 
-constexpr int kHeadsAtOnce = 16;  // a vector of scales
-constexpr int64_t kClaimedRows = 8;
+constexpr int kHeadsAtOnce = 16;     // a vector of scales
+constexpr int64_t kClaimedRows = 8;  // as long as memory takes
 static_assert(kStoreScratchHeads >= kHeadsAtOnce + 2, "rotated, normed, and codes");
 
 #if defined(CHAIRLIFT_VEC_AVX512)

@@ -310,7 +310,8 @@ CHAIRLIFT_INLINE void quantize_columns(int64_t count, const COLUMN_AT& column_at
 }
 
 // Rows [num_rows, stride] of whole groups, sixteen groups at once; returns how many groups, in the
-// order of rows, are done: fewer than sixteen may be left.
+// order of rows, are done.  Left are fewer than sixteen, or the groups of fewer than sixteen rows
+// where rows or records do not follow each other.
 template <int GROUP>
 int64_t quantize_many_groups(const float* x, int64_t num_rows, int64_t stride,
                              int64_t groups_per_row, int64_t row_bytes, uint8_t* records) {
