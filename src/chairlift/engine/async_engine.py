@@ -22,6 +22,7 @@ from chairlift.errors import EngineDeadError
 from chairlift.outputs import EmbeddingRequestOutput, RequestOutput
 from chairlift.pooling_params import PoolingParams
 from chairlift.sampling_params import SamplingParams
+from chairlift.thread_start import start_thread
 
 logger = logging.getLogger("chairlift")
 
@@ -95,7 +96,7 @@ class AsyncEngine:
         self.failure: str | None = None
         """Why no more requests are taken."""
         self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     @classmethod
     def from_config(cls, asked: EngineConfig) -> AsyncEngine:

@@ -19,6 +19,7 @@ from chairlift.engine.async_engine import AsyncEngine
 from chairlift.engine.engine import Engine
 from chairlift.errors import EngineDeadError
 from chairlift.events import StepRecord
+from chairlift.thread_start import start_thread
 
 logger = logging.getLogger("chairlift")
 
@@ -77,7 +78,8 @@ class EngineSupervisor:
         self._preparations.append(preparation)
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises `MemoryError` or `RuntimeError` if the system grants no thread."""
+        start_thread(self._thread)
 
     def current(self) -> AsyncEngine:
         """The engine that takes requests now.  Raises `EngineDeadError`."""
