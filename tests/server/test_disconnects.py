@@ -253,6 +253,13 @@ def held(server: RunningServer) -> dict[str, int]:
     }
 
 
+def wait_until_closed(server: RunningServer) -> None:
+    """Until no connection is left, and the loop has been round once more to close its socket."""
+    state = server.server.server_state
+    until(lambda: not state.connections and not state.tasks)
+    server.in_loop(lambda: None)
+
+
 @pytest.mark.timeout(900)
 def test_storm_of_disconnects_leaks_nothing(serve: Any) -> None:
     """At random moments, streamed and not, reset and closed, with long and short prompts.
@@ -262,20 +269,16 @@ def test_storm_of_disconnects_leaks_nothing(serve: Any) -> None:
     options = {"num_blocks": 40, "max_num_seqs": 4, "preemption_mode": "auto"}
     with serve(engine=options) as server:
         expected = server.complete("control").json["choices"]
-        until(lambda: not server.server.server_state.tasks)
         server.check_idle()
+        wait_until_closed(server)
         before = held(server)
         storm = Storm(server)
         storm.watch()
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(storm.one_client, range(NUM_STORM)))
         server.check_idle()
-        until(lambda: not server.server.server_state.tasks)
         assert server.complete("control").json["choices"] == expected
-        for _ in range(20):  # the last connections may still be closing
-            if held(server) == before:
-                break
-            time.sleep(0.1)
+        wait_until_closed(server)
         assert held(server) == before
         late_s = storm.late_s()
         assert len(late_s) > NUM_STORM / 10, "hardly anybody went before the end"
