@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 import time
@@ -17,9 +18,9 @@ from chairlift import LLM, SamplingParams
 def main() -> None:
     model, workload, *given = sys.argv[1:]
     options: dict[str, object] = dict(option.split("=", 1) for option in given)
-    for name in ("max_num_batched_tokens", "max_num_seqs"):
+    for name in ("max_num_batched_tokens", "max_num_seqs", "preallocate_kv_cache"):
         if name in options:
-            options[name] = int(str(options[name]))
+            options[name] = json.loads(str(options[name]))
     llm = LLM(
         model=model,
         max_model_len=MAX_MODEL_LEN,

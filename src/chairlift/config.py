@@ -113,6 +113,9 @@ class EngineConfig:
     Default: as the model's file says, else last."""
     tensor_parallel_size: int = 1
     """Devices to split the model over; only 1 for now."""
+    preallocate_kv_cache: bool = False
+    """Take all memory of the KV cache at the start, before the first request, not as it is used:
+    the start takes longer, and no step waits for the system to find memory."""
     enforce_eager: bool = False
     """Kept for the sake of habit; there are no graphs to switch off on a CPU."""
     trace: str | None = None
@@ -141,7 +144,12 @@ class EngineConfig:
                 )
         for name in ("model", "swap_path", "trace"):
             _text(name, getattr(self, name), is_optional=name != "model")
-        for name in ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager"):
+        for name in (
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "preallocate_kv_cache",
+            "enforce_eager",
+        ):
             _flag(name, getattr(self, name), is_optional=name == "enable_chunked_prefill")
         if self.kv_cache_memory is not None:
             parse_bytes(self.kv_cache_memory, field="kv_cache_memory")

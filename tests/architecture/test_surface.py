@@ -47,6 +47,7 @@ ENGINE_OPTIONS = [
     "max_num_seqs",
     "model",
     "pooling_type",
+    "preallocate_kv_cache",
     "preemption_mode",
     "prefill_policy",
     "preset",

@@ -56,15 +56,18 @@ for index, (length, params) in enumerate(case["jobs"]):
     prompt = [(7 * index + position) % 250 + 2 for position in range(length)]
     engine.add_request(prompt, SamplingParams(ignore_eos=True, **params))
 num_finished = num_tokens = num_preemptions = 0
+token_ids = {}
 while engine.has_unfinished_requests:
     for output in engine.step():
         num_finished += output.finished
         if output.finished:
             num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+            token_ids[output.request_id] = [list(one.token_ids) for one in output.outputs]
 plan = model.resolved.memory
 print(json.dumps({
     "num_finished": num_finished,
     "num_tokens": num_tokens,
+    "token_ids": [token_ids[key] for key in sorted(token_ids)],
     "load_peak": load_peak,
     "loaded": loaded,
     "peak": status("VmHWM"),
@@ -106,6 +109,16 @@ def large_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensors[name] = random.standard_normal((VOCAB_SIZE, 64), np.float32) * np.float32(0.05)
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def test_a_cache_that_is_taken_at_the_start_changes_no_token(large_vocabulary: Path) -> None:
+    jobs: list[tuple[int, dict[str, Any]]] = [(40, {"max_tokens": 5, "temperature": 0.0})] * 4
+    engine = {"kv_cache_memory": "96MiB", "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    as_used = measure(large_vocabulary, engine, jobs)
+    at_start = measure(large_vocabulary, {**engine, "preallocate_kv_cache": True}, jobs)
+    assert at_start["token_ids"] == as_used["token_ids"] and at_start["num_finished"] == 4
+    assert at_start["loaded"] - as_used["loaded"] > 0.9 * at_start["plan_kv"]
+    assert at_start["peak"] < at_start["plan_peak"] + SLACK
 
 
 def largest_batch(num_requests: int, prompt: int) -> list[tuple[int, dict[str, Any]]]:

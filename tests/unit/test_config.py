@@ -39,6 +39,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     *[("enable_prefix_caching", value) for value in (None, 1, "yes")],
     ("enable_chunked_prefill", "no"),
     ("enforce_eager", None),
+    *[("preallocate_kv_cache", value) for value in (None, 1, "yes")],
     *[("model", value) for value in (None, "", 7)],
     ("swap_path", ""),
     ("trace", 3),

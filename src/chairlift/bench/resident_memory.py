@@ -42,7 +42,8 @@ class MemoryUse:
     weights_bytes: int
     kv_planned_bytes: int
     kv_used_bytes: int
-    """In blocks that held something at once; pages that were never written take no memory."""
+    """In blocks that held something at once; pages that were never written take no memory.  All of
+    them where they were taken at the start."""
     peak_loading_bytes: int
     """The most until the model was loaded."""
     peak_bytes: int
@@ -69,7 +70,9 @@ def memory_use(plan: MemoryPlan, *, most_used_blocks: int, peak_loading_bytes: i
     return MemoryUse(
         weights_bytes=plan.weights_bytes,
         kv_planned_bytes=plan.kv_bytes,
-        kv_used_bytes=most_used_blocks * plan.block_bytes,
+        kv_used_bytes=(
+            plan.kv_bytes if plan.is_preallocated else most_used_blocks * plan.block_bytes
+        ),
         peak_loading_bytes=peak_loading_bytes,
         peak_bytes=peak_resident_bytes(),
     )

@@ -95,6 +95,8 @@ def load_model(
         num_swap_blocks=memory.num_swap_blocks,
         swap_path=asked.swap_path,
     )
+    if memory.is_preallocated:
+        kv_cache.preallocate(resolved.num_threads)
     runner = ModelRunner(decoder, kv_cache, memory.block_size)
     return LoadedModel(
         path=path,

@@ -8,7 +8,8 @@ blocks [num_blocks][piece]
 swap   [num_swap_blocks][piece]        memory or a file
 ```
 
-Pages are committed by the operating system as they are first written: an idle engine holds none.
+Pages are committed by the operating system as they are first written: an idle engine holds none,
+unless it was asked to take them all at the start.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import mmap
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,10 @@ from chairlift.core.kv_cache_manager import BlockMoves
 from chairlift.errors import ConfigError
 from chairlift.kernels.interface import KvArray, KvBlockFormat
 from chairlift.private_memory import map_private
+
+
+_COMMITTED_AT_ONCE = 64 * 2**20
+"""Bytes that one thread commits before it takes more, and before the program can be stopped."""
 
 
 class KVCache:
@@ -48,6 +54,18 @@ class KVCache:
             if swap_path is None
             else _map_file(shape, block.dtype, Path(swap_path))
         )
+
+    def preallocate(self, num_threads: int) -> None:
+        """Have the system commit all blocks now; they must hold nothing yet."""
+        pages = self.blocks.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE]
+        stride = max(1, _COMMITTED_AT_ONCE // mmap.PAGESIZE)
+
+        def write(first: int) -> None:
+            pages[first : first + stride] = 0
+
+        with ThreadPoolExecutor(num_threads) as threads:
+            for _ in threads.map(write, range(0, len(pages), stride)):
+                pass
 
     def swap_out(self, pairs: list[tuple[int, int]]) -> float:
         """Copy (device block, host block) pairs; returns the seconds it took."""

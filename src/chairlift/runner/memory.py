@@ -51,6 +51,8 @@ class MemoryPlan:
     kv_reason: str
     swap_reason: str
     max_model_len_reason: str
+    is_preallocated: bool = False
+    """Whether the system is asked for all blocks before the first request."""
 
     @property
     def token_bytes(self) -> int:
@@ -86,7 +88,7 @@ class MemoryPlan:
             f" of {_gib(self.free_memory_bytes)} free",
             f"KV cache {_gib(self.kv_bytes)} of {self.kv_dtype} = {self.num_blocks} blocks of"
             f" {self.block_size} tokens, {self.token_bytes} bytes each ({self.kv_reason});"
-            " committed as it is used",
+            f" committed {'at the start' if self.is_preallocated else 'as it is used'}",
             f"fits {self.num_fitting_requests(length)} requests of {length} tokens,"
             f" {self.num_fitting_requests(self.max_model_len)} of {self.max_model_len}",
             f"max_model_len {self.max_model_len} ({self.max_model_len_reason})",
@@ -158,6 +160,7 @@ def plan_memory(
         kv_reason=kv_reason,
         swap_reason=swap_reason,
         max_model_len_reason=length_reason,
+        is_preallocated=asked.preallocate_kv_cache,
     )
 
 

@@ -46,6 +46,7 @@ ENGINE = {
     "--max-model-len",
     "--max-num-batched-tokens",
     "--max-num-seqs",
+    "--preallocate-kv-cache/--no-preallocate-kv-cache",
     "--preemption-mode",
     "--prefill-policy",
     "--preset",

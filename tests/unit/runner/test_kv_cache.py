@@ -199,6 +199,23 @@ def test_memory_is_committed_only_as_blocks_are_written() -> None:
     assert resident_bytes() - before < 64 * 2**20 + cache.blocks.nbytes // 64
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_memory_is_committed_at_once_if_asked_for(num_threads: int) -> None:
+    cache = KVCache(float_block(16), num_blocks=200 * 2**20 // (16 * TOKEN_BYTES))
+    before = resident_bytes()
+    cache.preallocate(num_threads)
+    taken = resident_bytes() - before
+    assert taken > 0.99 * cache.blocks.nbytes
+    assert not cache.blocks.any()
+    assert resident_bytes() - before < taken + 2**20, "reading what is there takes no more"
+
+
+def test_the_smallest_cache_can_be_committed() -> None:
+    cache = KVCache(float_block(), num_blocks=1)
+    cache.preallocate(2)
+    assert cache.blocks.shape[0] == 1 and not cache.blocks.any()
+
+
 def resident_bytes() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -344,10 +344,16 @@ def test_the_description_has_every_decision_with_its_reason() -> None:
     text = "\n".join(result.describe())
     assert "weights 200 MiB" in text and "of 8.0 GiB free" in text
     cache = "KV cache 256 MiB of float32 = 1024 blocks of 16 tokens, 16384 bytes each"
-    assert f"{cache} (kv_cache_memory)" in text
+    assert f"{cache} (kv_cache_memory); committed as it is used" in text
     assert "fits 8 requests of 2048 tokens, 1 of 16384" in text
     assert "max_model_len 16384 (what the KV cache holds, of the model's 32768)" in text
     assert "swap space 4.0 GiB (file in /some/folder)" in text
+
+
+def test_memory_that_is_taken_at_the_start_is_said_to_be() -> None:
+    at_start, as_used = plan(preallocate_kv_cache=True), plan()
+    assert dataclasses.replace(at_start, is_preallocated=False) == as_used
+    assert "; committed at the start" in "\n".join(at_start.describe())
 
 
 def test_a_head_that_takes_more_than_all_weights_while_it_is_packed() -> None:
