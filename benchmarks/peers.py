@@ -46,6 +46,7 @@ class Contender:
 CONTENDERS = {
     "chairlift": [
         ("quant_compute=exact",),
+        ("quant_compute=fast", "max_num_batched_tokens=1024", "preallocate_kv_cache=true"),
         ("quant_compute=fast",),
         ("kernels=native",),
     ],

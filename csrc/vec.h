@@ -320,5 +320,14 @@ CHAIRLIFT_INLINE void prefetch_far(const uint8_t* p) {
 #endif
 }
 
+// Asks for a line that is in L2 to come to L1.
+CHAIRLIFT_INLINE void prefetch_near(const uint8_t* p) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p, 0, 3);
+#else
+  (void)p;
+#endif
+}
+
 }  // namespace
 }  // namespace chairlift

@@ -39,6 +39,7 @@ constexpr int kTileGroupTokens = static_cast<int>(kGroupTokens);
 constexpr int kTileGroupPages = static_cast<int>(kGroupPages);
 constexpr int kBatchQueries = static_cast<int>(kKvBatchQueries);
 constexpr int kBatchLanes = 32;
+constexpr int kFewQueries = 4;  // of a head: what they read comes from L2, not from L1
 constexpr float kNothing = -INFINITY;
 constexpr float kLowest = -3.402823466e38f;  // of the finite numbers
 constexpr float kLargestWeight = 65535.0f;
@@ -94,6 +95,8 @@ CHAIRLIFT_INLINE GroupPages locate_group(const chairlift_attention& task, const 
 struct Lines {
   const uint8_t* first;
   int64_t count;
+  // Tiles of few queries: where that begins, in each page, which is read after this and is in L2.
+  const uint8_t* const* near;
 };
 
 // What the next group's pages have for the tile: one run of memory in each.  It is asked for in
@@ -106,9 +109,9 @@ struct Fetcher {
   int64_t line;
 
   CHAIRLIFT_INLINE Lines take(int64_t num_lines) {
-    if (index == num_pages) return {nullptr, 0};
-    const Lines lines = {page[index] + line * kCodesBytes,
-                         smaller_of(num_lines, page_lines - line)};
+    if (index == num_pages) return {nullptr, 0, nullptr};
+    const Lines lines = {page[index] + line * kCodesBytes, smaller_of(num_lines, page_lines - line),
+                         nullptr};
     line += lines.count;
     if (line == page_lines) {
       line = 0;
@@ -142,7 +145,7 @@ CHAIRLIFT_INLINE void store_largest(const F16 (&x)[COUNT], float* largest) {
 // scores[q][page][token] = dot * key scale * factor[q].  Codes of keys carry 128 too much, which
 // `starts` has taken off beforehand.  Whole groups also leave each query's largest score: while
 // this tile's products end, the next one's begin.
-template <int QUERIES, int PAGES>
+template <bool FEW, int QUERIES, int PAGES>
 CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts,
                                     const float* factors, const uint8_t* const* pages, Lines ahead,
                                     const KvLayout& layout, float* scores, float* largest) {
@@ -159,6 +162,7 @@ CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts
     Codes codes[PAGES];
     CHAIRLIFT_UNROLL
     for (int p = 0; p < PAGES; ++p) {
+      if constexpr (FEW) prefetch_near(ahead.near[p] + i * kCodesBytes);
       codes[p] = Codes::load(pages[p] + i * kCodesBytes);
       keep_in_register(codes[p]);
     }
@@ -167,6 +171,12 @@ CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts
       const Codes query = repeat_bytes(queries + q * dim + 4 * i);
       CHAIRLIFT_UNROLL
       for (int p = 0; p < PAGES; ++p) sum[q][p] = add_dots(sum[q][p], codes[p], query);
+    }
+  }
+  if constexpr (FEW) {
+    for (int p = 0; p < PAGES; ++p) {
+      prefetch_near(ahead.near[p] + layout.key_scales());
+      prefetch_near(pages[p] + layout.value_scales());
     }
   }
   F16 most[QUERIES];
@@ -183,37 +193,40 @@ CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts
   if constexpr (PAGES == kTileGroupPages) store_largest<Larger>(most, largest);
 }
 
-template <int QUERIES, int PAGES = kDotPages>
+template <bool FEW, int QUERIES, int PAGES = kDotPages>
 CHAIRLIFT_INLINE void score_queries(const int8_t* queries, const int32_t* starts,
                                     const float* factors, const uint8_t* const* pages, int count,
                                     Lines ahead, const KvLayout& layout, float* scores,
                                     float* largest) {
   for (; count >= PAGES; count -= PAGES, pages += PAGES, scores += PAGES * kLanes) {
-    score_pages<QUERIES, PAGES>(queries, starts, factors, pages, ahead, layout, scores, largest);
+    score_pages<FEW, QUERIES, PAGES>(queries, starts, factors, pages, ahead, layout, scores,
+                                     largest);
     ahead.count = 0;
+    if constexpr (FEW) ahead.near += PAGES;
   }
   if constexpr (PAGES > 1) {
-    score_queries<QUERIES, PAGES - 1>(queries, starts, factors, pages, count, ahead, layout, scores,
-                                      largest);
+    score_queries<FEW, QUERIES, PAGES - 1>(queries, starts, factors, pages, count, ahead, layout,
+                                           scores, largest);
   }
 }
 
-template <int QUERIES>
+template <bool FEW, int QUERIES>
 CHAIRLIFT_INLINE void score_up_to(int64_t num_queries, const int8_t* queries, const int32_t* starts,
                                   const float* factors, const uint8_t* const* pages, int count,
                                   Lines ahead, const KvLayout& layout, float* scores,
                                   float* largest) {
   if constexpr (QUERIES > 1) {
     if (num_queries < QUERIES) {
-      return score_up_to<QUERIES - 1>(num_queries, queries, starts, factors, pages, count, ahead,
-                                      layout, scores, largest);
+      return score_up_to<FEW, QUERIES - 1>(num_queries, queries, starts, factors, pages, count,
+                                           ahead, layout, scores, largest);
     }
   }
-  score_queries<QUERIES>(queries, starts, factors, pages, count, ahead, layout, scores, largest);
+  score_queries<FEW, QUERIES>(queries, starts, factors, pages, count, ahead, layout, scores,
+                              largest);
 }
 
 // sums[q] = sums[q] * keep[q] + (weights[q] . values) * add[q], for some vectors of dimensions
-template <int QUERIES, int VECTORS>
+template <bool FEW, int QUERIES, int VECTORS>
 CHAIRLIFT_NOINLINE void mix_tile(const uint8_t* high, const uint8_t* low,
                                  const uint8_t* const* pages, int count, Lines ahead,
                                  int64_t first_code, const KvLayout& layout, const float* keep,
@@ -225,13 +238,15 @@ CHAIRLIFT_NOINLINE void mix_tile(const uint8_t* high, const uint8_t* low,
     for (int v = 0; v < VECTORS; ++v) upper[q][v] = lower[q][v] = I16::all(0);
   }
   const int64_t portion = count > 0 ? (ahead.count + 4 * count - 1) / (4 * count) : 0;
+  const int64_t values = layout.values();
   for (int p = 0; p < count; ++p) {
     for (int four = 0; four < 4; ++four) {
       fetch(ahead, (4 * p + four) * portion, (4 * p + four + 1) * portion);
-      const int64_t offset = layout.values() + four * layout.head_dim * 4 + first_code;
+      const int64_t offset = values + four * layout.head_dim * 4 + first_code;
       Codes value[VECTORS];
       CHAIRLIFT_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
+        if constexpr (FEW) prefetch_near(ahead.near[p] + offset - values + v * kCodesBytes);
         value[v] = Codes::load(pages[p] + offset + v * kCodesBytes);
         keep_in_register(value[v]);
       }
@@ -262,36 +277,36 @@ CHAIRLIFT_NOINLINE void mix_tile(const uint8_t* high, const uint8_t* low,
   }
 }
 
-template <int QUERIES>
+template <bool FEW, int QUERIES>
 CHAIRLIFT_INLINE void mix_queries(const uint8_t* high, const uint8_t* low,
                                   const uint8_t* const* pages, int count, Lines ahead,
                                   const KvLayout& layout, const float* keep, const float* add,
                                   float* sums, int64_t stride) {
   int64_t i = 0;
   for (; i + kMixVectors * kLanes <= layout.head_dim; i += kMixVectors * kLanes) {
-    mix_tile<QUERIES, kMixVectors>(high, low, pages, count, ahead, 4 * i, layout, keep, add,
-                                   sums + i, stride);
+    mix_tile<FEW, QUERIES, kMixVectors>(high, low, pages, count, ahead, 4 * i, layout, keep, add,
+                                        sums + i, stride);
     ahead.count = 0;
   }
   for (; i < layout.head_dim; i += kLanes) {
-    mix_tile<QUERIES, 1>(high, low, pages, count, ahead, 4 * i, layout, keep, add, sums + i,
-                         stride);
+    mix_tile<FEW, QUERIES, 1>(high, low, pages, count, ahead, 4 * i, layout, keep, add, sums + i,
+                              stride);
     ahead.count = 0;
   }
 }
 
-template <int QUERIES>
+template <bool FEW, int QUERIES>
 CHAIRLIFT_INLINE void mix_up_to(int64_t num_queries, const uint8_t* high, const uint8_t* low,
                                 const uint8_t* const* pages, int count, Lines ahead,
                                 const KvLayout& layout, const float* keep, const float* add,
                                 float* sums, int64_t stride) {
   if constexpr (QUERIES > 1) {
     if (num_queries < QUERIES) {
-      return mix_up_to<QUERIES - 1>(num_queries, high, low, pages, count, ahead, layout, keep, add,
-                                    sums, stride);
+      return mix_up_to<FEW, QUERIES - 1>(num_queries, high, low, pages, count, ahead, layout, keep,
+                                         add, sums, stride);
     }
   }
-  mix_queries<QUERIES>(high, low, pages, count, ahead, layout, keep, add, sums, stride);
+  mix_queries<FEW, QUERIES>(high, low, pages, count, ahead, layout, keep, add, sums, stride);
 }
 
 // -- softmax -------------------------------------------------------------------------------------
@@ -543,11 +558,18 @@ CHAIRLIFT_INLINE void store_totals(GroupBatch& batch, int64_t num, int64_t dim, 
   }
 }
 
+CHAIRLIFT_INLINE HeadPages values_of(const HeadPages& pages, const KvLayout& layout) {
+  HeadPages values;
+  for (int p = 0; p < kTileGroupPages; ++p) values.at[p] = pages.at[p] + layout.values();
+  return values;
+}
+
 // A batch on its way through one group.
 struct BatchStep {
   const KvState& state;
   const KvLayout layout;
   const HeadPages* heads;  // of the batch
+  const HeadPages* next;   // of what comes after the batch
   int64_t num_heads;
   int64_t num;            // queries of each
   int64_t base;           // of the first one in the state
@@ -581,14 +603,21 @@ CHAIRLIFT_INLINE void for_steps(const BatchStep& step, int64_t at_once, int64_t 
   }
 }
 
+template <bool FEW>
 CHAIRLIFT_INLINE void score_batch(const BatchStep& step, int64_t lines) {
   const int64_t dim = step.layout.head_dim;
   const KvState& state = step.state;
   for_steps(step, kDotQueries, lines, [&](int64_t head, int64_t q, int64_t size, int64_t portion) {
     const int64_t at = head * step.num + q, query = step.base + at;
-    score_up_to<kDotQueries>(
+    Lines ahead = step.fetcher.take(portion);
+    HeadPages near;
+    if constexpr (FEW) {
+      near = head + 1 < step.num_heads ? step.heads[head + 1] : values_of(*step.heads, step.layout);
+      ahead.near = near.at;
+    }
+    score_up_to<FEW, kDotQueries>(
         size, state.codes + query * dim, state.starts + query, state.factors + query,
-        step.heads[head].at, step.count_for(q, size), step.fetcher.take(portion), step.layout,
+        step.heads[head].at, step.count_for(q, size), ahead, step.layout,
         state.batch->scores + at * kTileGroupTokens, state.batch->largest + at);
   });
 }
@@ -609,20 +638,28 @@ CHAIRLIFT_INLINE void weigh_batch(const BatchStep& step, int64_t lines) {
             });
 }
 
+template <bool FEW>
 CHAIRLIFT_INLINE void mix_batch(const BatchStep& step, int64_t lines, float* sums, int64_t stride) {
   const GroupBatch& batch = *step.state.batch;
   for_steps(step, kMixQueries, lines, [&](int64_t head, int64_t q, int64_t size, int64_t portion) {
     const int64_t at = head * step.num + q;
-    mix_up_to<kMixQueries>(size, batch.high + at * kTileGroupTokens,
-                           batch.low + at * kTileGroupTokens, step.heads[head].at,
-                           step.count_for(q, size), step.fetcher.take(portion), step.layout,
-                           batch.keep + at, batch.add + at, sums + at * stride, stride);
+    Lines ahead = step.fetcher.take(portion);
+    HeadPages near;
+    if constexpr (FEW) {
+      near = head + 1 < step.num_heads ? values_of(step.heads[head + 1], step.layout) : *step.next;
+      ahead.near = near.at;
+    }
+    mix_up_to<FEW, kMixQueries>(size, batch.high + at * kTileGroupTokens,
+                                batch.low + at * kTileGroupTokens, step.heads[head].at,
+                                step.count_for(q, size), ahead, step.layout, batch.keep + at,
+                                batch.add + at, sums + at * stride, stride);
   });
 }
 
 CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile& tile,
                                    int64_t group_heads, const BatchRange& range, int64_t group,
-                                   const HeadPages* heads, Fetcher& fetcher, const KvState& state) {
+                                   const HeadPages* heads, const HeadPages* next, Fetcher& fetcher,
+                                   const KvState& state) {
   const int64_t dim = task.head_dim, group_start = group * kGroupTokens;
   const int64_t head_queries = tile.num_rows * group_heads;
   const int64_t num_rows = (range.first_in_row + range.num + group_heads - 1) / group_heads;
@@ -649,11 +686,16 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile
 
   const int64_t base = range.first_head * head_queries + range.first;
   const int64_t total = range.num_heads * range.num;
-  const BatchStep step = {state,     {dim}, heads + range.first_head, range.num_heads,
+  const BatchStep step = {state,     {dim}, heads + range.first_head, next,   range.num_heads,
                           range.num, base,  see_all ? nullptr : seen, fetcher};
   // Shares of what is to be fetched, about as the phases share time.
   const int64_t lines = fetcher.page_lines * (fetcher.num_pages - fetcher.index);
-  score_batch(step, lines * 5 / 16);
+  const bool few = range.num <= kFewQueries;
+  if (few) {
+    score_batch<true>(step, lines * 5 / 16);
+  } else {
+    score_batch<false>(step, lines * 5 / 16);
+  }
   weigh_batch(step, lines * 4 / 16);
   float* sums = state.sums + base * dim;
   int64_t stride = dim;
@@ -667,7 +709,11 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile
   } else {
     merge_totals(*state.batch, total, state.largest + base, state.totals + base * kLanes);
   }
-  mix_batch(step, lines * 7 / 16, sums, stride);
+  if (few) {
+    mix_batch<true>(step, lines * 7 / 16, sums, stride);
+  } else {
+    mix_batch<false>(step, lines * 7 / 16, sums, stride);
+  }
 }
 
 CHAIRLIFT_INLINE void point_to_heads(const KvTile& tile, const GroupPages& pages,
@@ -713,6 +759,13 @@ void attend_tile(const chairlift_attention& task, const KvTile& tile, const KvTi
       fetcher = fetch_from(*next_tile, next, head_bytes);
     }
     point_to_heads(tile, pages, head_bytes, heads);
+    HeadPages after = heads[0];
+    if (next_tile) {
+      for (int j = 0; j < kTileGroupPages; ++j) {
+        after.at[j] =
+            next.page[smaller_of(j, next.count - 1)] + next_tile->first_kv_head * head_bytes;
+      }
+    }
     BatchRange range;
     for (range.first_head = 0; range.first_head < tile.num_kv_heads;
          range.first_head += batch_heads) {
@@ -720,7 +773,9 @@ void attend_tile(const chairlift_attention& task, const KvTile& tile, const KvTi
       range.first_row = range.first_in_row = 0;
       for (range.first = 0; range.first < head_queries; range.first += kBatchQueries) {
         range.num = smaller_of(kBatchQueries, head_queries - range.first);
-        attend_batch(task, tile, group_heads, range, group, heads, fetcher, state);
+        const int64_t end_head = range.first_head + range.num_heads;
+        attend_batch(task, tile, group_heads, range, group, heads,
+                     end_head < tile.num_kv_heads ? heads + end_head : &after, fetcher, state);
         for (range.first_in_row += range.num; range.first_in_row >= group_heads;
              range.first_in_row -= group_heads) {
           ++range.first_row;
