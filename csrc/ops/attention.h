@@ -701,14 +701,6 @@ void attend_tile(const chairlift_attention& task, const KvTile& tile, const KvTi
   if (!tile.partials) finish_queries(task, tile, group_heads, state);
 }
 
-template <class T>
-void attend_tiles(const chairlift_attention& task, const KvTile* tiles, int64_t num_tiles,
-                  float* memory) {
-  for (int64_t i = 0; i < num_tiles; ++i) {
-    attend_tile<T>(task, tiles[i], i + 1 < num_tiles ? tiles + i + 1 : nullptr, memory);
-  }
-}
-
 void merge_partials(const chairlift_attention& task, const KvTile& tile, float* memory) {
   const int64_t group_heads = task.num_heads / task.num_kv_heads;
   const int64_t num_queries = tile.num_kv_heads * tile.num_rows * group_heads;
