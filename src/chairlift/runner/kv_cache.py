@@ -30,7 +30,6 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.interface import KvArray, KvBlockFormat
 from chairlift.private_memory import map_private
 
-
 _COMMITTED_AT_ONCE = 64 * 2**20
 """Bytes that one thread commits before it takes more, and before the program can be stopped."""
 
