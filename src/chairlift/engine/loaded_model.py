@@ -96,7 +96,8 @@ def load_model(
         swap_path=asked.swap_path,
     )
     if memory.is_preallocated:
-        kv_cache.preallocate(resolved.num_threads)
+        seconds = kv_cache.preallocate(resolved.num_threads)
+        logger.info("KV cache committed in %.1f s", seconds)
     runner = ModelRunner(decoder, kv_cache, memory.block_size)
     return LoadedModel(
         path=path,

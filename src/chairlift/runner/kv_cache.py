@@ -54,17 +54,22 @@ class KVCache:
             else _map_file(shape, block.dtype, Path(swap_path))
         )
 
-    def preallocate(self, num_threads: int) -> None:
-        """Have the system commit all blocks now; they must hold nothing yet."""
+    def preallocate(self, num_threads: int) -> float:
+        """Have the system commit all blocks, which must hold nothing yet; returns the seconds."""
+        start = time.perf_counter()
         pages = self.blocks.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE]
         stride = max(1, _COMMITTED_AT_ONCE // mmap.PAGESIZE)
 
         def write(first: int) -> None:
             pages[first : first + stride] = 0
 
-        with ThreadPoolExecutor(num_threads) as threads:
+        threads = ThreadPoolExecutor(num_threads)
+        try:
             for _ in threads.map(write, range(0, len(pages), stride)):
                 pass
+        finally:  # nobody who stops the program waits for the rest
+            threads.shutdown(cancel_futures=True)
+        return time.perf_counter() - start
 
     def swap_out(self, pairs: list[tuple[int, int]]) -> float:
         """Copy (device block, host block) pairs; returns the seconds it took."""
