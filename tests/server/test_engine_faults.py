@@ -232,6 +232,7 @@ def test_many_faults_never_end_the_server(serve: Any) -> None:
         thread.join()
         assert {answer.status for answer in answers} <= {200, 500, 503}
         until(lambda: server.serving.supervisor.state == "running")
-        settled = [server.complete("control") for _ in range(12)][-1]
-        assert settled.json["choices"] == expected
+        # Steps that were to fail may be left, and an engine to be built anew: how many, nobody knows.
+        until(lambda: server.complete("control").status == 200)
+        assert server.complete("control").json["choices"] == expected
         server.check_idle()
