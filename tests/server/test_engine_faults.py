@@ -232,7 +232,7 @@ def test_many_faults_never_end_the_server(serve: Any) -> None:
         thread.join()
         assert {answer.status for answer in answers} <= {200, 500, 503}
         until(lambda: server.serving.supervisor.state == "running")
-        # Steps that were to fail may be left, and an engine to be built anew: how many, nobody knows.
+        # Steps that were to fail may be left, nobody knows how many, and engines to be built anew.
         until(lambda: server.complete("control").status == 200)
         assert server.complete("control").json["choices"] == expected
         server.check_idle()
