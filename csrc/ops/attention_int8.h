@@ -144,7 +144,8 @@ CHAIRLIFT_INLINE void store_largest(const F16 (&x)[COUNT], float* largest) {
 
 // scores[q][page][token] = dot * key scale * factor[q].  Codes of keys carry 128 too much, which
 // `starts` has taken off beforehand.  Whole groups also leave each query's largest score: while
-// this tile's products end, the next one's begin.
+// this tile's products end, the next one's begin.  FEW, here and below: no more than kFewQueries
+// read these pages, so what is read after them is asked for meanwhile.
 template <bool FEW, int QUERIES, int PAGES>
 CHAIRLIFT_NOINLINE void score_pages(const int8_t* queries, const int32_t* starts,
                                     const float* factors, const uint8_t* const* pages, Lines ahead,
@@ -716,14 +717,15 @@ CHAIRLIFT_INLINE void attend_batch(const chairlift_attention& task, const KvTile
   }
 }
 
-CHAIRLIFT_INLINE void point_to_heads(const KvTile& tile, const GroupPages& pages,
-                                     int64_t head_bytes, HeadPages* heads) {
-  for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
-    for (int j = 0; j < kTileGroupPages; ++j) {
-      heads[head].at[j] =
-          pages.page[smaller_of(j, pages.count - 1)] + (tile.first_kv_head + head) * head_bytes;
-    }
+// Head `head` of the tile's.
+CHAIRLIFT_INLINE HeadPages point_to_head(const KvTile& tile, const GroupPages& pages,
+                                         int64_t head_bytes, int64_t head) {
+  HeadPages result;
+  for (int j = 0; j < kTileGroupPages; ++j) {
+    result.at[j] =
+        pages.page[smaller_of(j, pages.count - 1)] + (tile.first_kv_head + head) * head_bytes;
   }
+  return result;
 }
 
 CHAIRLIFT_INLINE Fetcher fetch_from(const KvTile& tile, const GroupPages& pages,
@@ -758,14 +760,10 @@ void attend_tile(const chairlift_attention& task, const KvTile& tile, const KvTi
                           page_bytes);
       fetcher = fetch_from(*next_tile, next, head_bytes);
     }
-    point_to_heads(tile, pages, head_bytes, heads);
-    HeadPages after = heads[0];
-    if (next_tile) {
-      for (int j = 0; j < kTileGroupPages; ++j) {
-        after.at[j] =
-            next.page[smaller_of(j, next.count - 1)] + next_tile->first_kv_head * head_bytes;
-      }
+    for (int64_t head = 0; head < tile.num_kv_heads; ++head) {
+      heads[head] = point_to_head(tile, pages, head_bytes, head);
     }
+    const HeadPages after = next_tile ? point_to_head(*next_tile, next, head_bytes, 0) : heads[0];
     BatchRange range;
     for (range.first_head = 0; range.first_head < tile.num_kv_heads;
          range.first_head += batch_heads) {
